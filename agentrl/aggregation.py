@@ -1,0 +1,30 @@
+import torch
+
+from agentrl.gradient import keep_only
+
+
+AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")
+
+
+def loss_weights(mask, mode):
+    """Weights [B, T-1], 0 where mask [B, T-1] is 0, such that loss = (weights * per_token_loss).sum().
+
+    token_mean (DAPO, Yu et al. 2025): 1 / kept tokens. seq_mean_token_mean (GRPO, Shao et al. 2024):
+    1 / (kept rows * kept tokens of the row). seq_mean_token_sum (after Dr. GRPO, Liu et al. 2025):
+    1 / kept rows, those with a kept token. Another mode raises ValueError.
+    """
+    keep = mask.bool().to(torch.float64)  # [B, T-1]
+    lengths = keep.sum(1, keepdim=True)  # [B, 1]
+    rows = (lengths > 0).sum().clamp(min=1)
+    if mode == "token_mean":
+        return keep / lengths.sum().clamp(min=1)
+    if mode == "seq_mean_token_mean":
+        return keep / (lengths.clamp(min=1) * rows)
+    if mode == "seq_mean_token_sum":
+        return keep / rows
+    raise ValueError(f"loss aggregation {mode!r} is unknown; allowed: {', '.join(AGGREGATIONS)}")
+
+
+def aggregate(x, mask, mode):
+    """One scalar from x [B, T-1] over the kept positions of mask [B, T-1]; modes as in loss_weights."""
+    return (loss_weights(mask, mode) * keep_only(x, mask)).sum()

@@ -1,0 +1,109 @@
+import json
+import os
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+
+import joblib
+import pandas as pd
+import torch
+from filelock import FileLock
+from tqdm import tqdm
+
+from agentrl.base import make_rl_base
+from agentrl.cache import cached, code_version
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.training import RLConfig, evaluate, train_rl
+
+
+ARMS = {
+    'default': {},
+    'penalty 0.05': {'step_penalty': 0.05},
+    'penalty 0.3': {'step_penalty': 0.3},
+    'max_turns 3': {'max_turns': 3},
+    'fixed names': {'fresh_names': False},                              # section 9.4: the name gives the edit away
+}
+
+
+def arm_config(arm, seed=0):
+    """The RLConfig of a named arm; ValueError for a name that is not in ARMS."""
+    if arm not in ARMS:
+        raise ValueError(f'arm={arm!r} is not known; choose one of {", ".join(ARMS)}')
+    return RLConfig(seed=seed, **ARMS[arm])
+
+
+EVALUATION_SEED, EVALUATION_SAMPLES, STEPS = 12345, 16, 40
+
+
+@cached('agentrl.training', 'agentrl.base')
+def train_config(cfg, base_seed=0):
+    """Train the RL base under `cfg`: dict of weights, history (a row a step) and heldout (behaviour)."""
+    tok = build_tokenizer(make_tasks('all'))
+    policy = make_rl_base(tok, seed=base_seed)
+    history = train_rl(policy, make_tasks('train'), tok, cfg, STEPS)
+    rng = torch.Generator().manual_seed(EVALUATION_SEED)
+    heldout = evaluate(policy, make_tasks('heldout'), tok, EVALUATION_SAMPLES, rng, cfg)
+    return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
+
+
+def trained_policy(arm, seed=0, base_seed=0):
+    """The policy of an arm after training."""
+    policy = make_rl_base(build_tokenizer(make_tasks('all')), seed=base_seed)
+    policy.load_state_dict(train_config(arm_config(arm, seed), base_seed)['weights'])
+    return policy
+
+
+def run_version(arm, base_seed=0):
+    """A short text that changes with the arm's configuration or with any code that its result depends on."""
+    config = asdict(arm_config(arm)) | {'steps': STEPS, 'evaluation': (EVALUATION_SEED, EVALUATION_SAMPLES)}
+    return joblib.hash((json.dumps(config), base_seed, code_version('agentrl.training', 'agentrl.base')))[:12]
+
+
+def runs_path(name):
+    """Where the table `name` of runs is stored."""
+    return Path(files('agentrl')).parent / 'figures' / 'data' / f'{name}.csv'
+
+
+def read_runs(name):
+    """A stored table, empty if there is none yet."""
+    path = runs_path(name)
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=['arm', 'seed', 'version'])
+
+
+def store_run(arm, seed, run):
+    """Put a run's rows into both tables, in place of older rows of the same arm and seed; all or nothing."""
+    label = {'arm': arm, 'seed': seed, 'version': run_version(arm)}
+    fresh = {'heldout': [run['heldout']], 'history': run['history']}
+    runs_path('heldout').parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(runs_path('heldout').with_suffix('.lock')):
+        for name, rows in fresh.items():
+            old = read_runs(name)
+            old = old[(old['arm'] != arm) | (old['seed'] != seed)]
+            rows = pd.DataFrame([label | row for row in rows])
+            table = pd.concat([old, rows]) if len(old) else rows
+            order = ['arm', 'seed', *(['step'] if name == 'history' else [])]
+            part = runs_path(name).with_suffix('.part')
+            table.sort_values(order).to_csv(part, index=False, lineterminator='\n')
+            os.replace(part, runs_path(name))
+
+
+def train_and_label(arm, seed):
+    """What a worker process does: one run on one thread."""
+    torch.set_num_threads(1)
+    return arm, seed, train_config(arm_config(arm, seed))
+
+
+def arm_results(arms, seeds, jobs=2):
+    """(heldout, history) of the given arms and seeds as tidy tables; trains what is not stored, with progress."""
+    stored = read_runs('heldout')
+    done = set(zip(stored['arm'], stored['seed'], stored['version'], strict=True))
+    missing = [(arm, seed) for arm in arms for seed in seeds if (arm, seed, run_version(arm)) not in done]
+    if missing:
+        make_rl_base(build_tokenizer(make_tasks('all')))                # once, before the workers need it
+        runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
+            joblib.delayed(train_and_label)(arm, seed) for arm, seed in missing)
+        for arm, seed, run in tqdm(runs, desc='training runs', total=len(missing)):
+            store_run(arm, seed, run)
+    tables = [read_runs(name) for name in ('heldout', 'history')]
+    return tuple(table[table['arm'].isin(arms) & table['seed'].isin(seeds)].reset_index(drop=True) for table in tables)

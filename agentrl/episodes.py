@@ -1,0 +1,125 @@
+from dataclasses import dataclass, field
+
+import torch
+
+from agentrl.tokenizer import BOS, OBS, OBS_END
+
+
+OWNER = {'template': 0, 'prompt': 1, 'policy': 2, 'tool': 3}
+MAX_CALL_TOKENS = 6                                                     # a call that is longer is cut, and malformed
+
+
+class Episode:
+    """One running episode: ids, owner and turn of all tokens, log-probabilities of the policy's, actions as text."""
+
+    def __init__(self, env, task, tok, max_turns, max_len):
+        self.env, self.tok, self.max_len = env, tok, max_len
+        issue, self.info = env.reset(options={'task': task, 'max_turns': max_turns})
+        self.ids, self.owner, self.turn, self.logp = [], [], [], []
+        self.actions, self.reward, self.done = [], 0.0, False
+        self.append(tok.encode(BOS), 'template', -1)
+        self.append(tok.encode(issue), 'prompt', -1)
+        if len(self.ids) + MAX_CALL_TOKENS > max_len:
+            raise ValueError(f'max_len={max_len} is too short: the prompt has {len(self.ids)} tokens and a call up to '
+                             f'{MAX_CALL_TOKENS}; use at least {len(self.ids) + MAX_CALL_TOKENS}')
+
+    def append(self, ids, owner, turn, logp=None):
+        """Append tokens of one owner and turn."""
+        self.ids += ids
+        self.owner += [OWNER[owner]] * len(ids)
+        self.turn += [turn] * len(ids)
+        self.logp += [0.0] * len(ids) if logp is None else logp
+
+    def act(self, call_ids, call_logp):
+        """Make the call with these ids, sampled at these log-probabilities, and append what the environment answers."""
+        if self.done:
+            raise RuntimeError(f"the episode has ended ({self.info['stop']}); start a new Episode")
+        turn = len(self.actions)
+        self.append(list(call_ids), 'policy', turn, list(call_logp))
+        self.actions.append(self.tok.decode(call_ids))
+        observation, reward, terminated, truncated, self.info = self.env.step(self.actions[-1])
+        self.reward += reward
+        self.done = terminated or truncated
+        if not self.done:
+            self.observe(self.tok.encode(observation), turn)
+
+    def observe(self, ids, turn):
+        """Append an observation if it fits; cut the episode if no further call fits."""
+        if len(self.ids) + len(ids) + 2 <= self.max_len:
+            for part, owner in ((self.tok.encode(OBS), 'template'), (ids, 'tool'), (self.tok.encode(OBS_END), 'template')):
+                self.append(part, owner, turn)
+            if len(self.ids) + MAX_CALL_TOKENS <= self.max_len:
+                return
+        self.info = self.env.get_wrapper_attr('cut')('context')
+        self.done = True
+
+
+@dataclass
+class Trajectory:
+    """A finished episode: ids [T], action_mask [T-1], logp [T-1] (at sampling), reward, info, owner [T], turn [T]."""
+    ids: torch.Tensor
+    action_mask: torch.Tensor
+    logp: torch.Tensor
+    reward: float
+    info: dict
+    owner: torch.Tensor
+    turn: torch.Tensor
+    tok: object = field(default=None, compare=False)
+
+    def view(self):
+        """What `agentrl.display` draws: words, owners, turns, mask, log-probabilities."""
+        words = [self.tok.itos[i] for i in self.ids.tolist()]
+        return words, self.owner.tolist(), self.turn.tolist(), self.action_mask.tolist(), self.logp.tolist()
+
+    def _repr_html_(self):
+        from agentrl.display import tokens_html
+        return tokens_html(*self.view())
+
+    def __repr__(self):
+        from agentrl.display import tokens_text
+        return tokens_text(*self.view())
+
+
+def make_trajectory(episode):
+    """The trajectory of an episode (of a finished one, if it is to be trained on)."""
+    owner = torch.tensor(episode.owner)                                           # [T]
+    return Trajectory(
+        ids=torch.tensor(episode.ids), action_mask=owner[1:] == OWNER['policy'],
+        logp=torch.tensor(episode.logp[1:], dtype=torch.float64), reward=episode.reward, info=episode.info,
+        owner=owner, turn=torch.tensor(episode.turn), tok=episode.tok)
+
+
+def pad_rows(rows, width, value):
+    """Stack 1-D tensors into [B, width], filled with `value` at the right; ValueError if a row is longer."""
+    if (longest := max(len(row) for row in rows)) > width:
+        raise ValueError(f'a row of {longest} does not fit into width={width}')
+    out = rows[0].new_full((len(rows), width), value)
+    for padded, row in zip(out, rows, strict=True):
+        padded[:len(row)] = row
+    return out
+
+
+def collate(trajs, pad_id):
+    """Trajectories as a batch: ids, owner, turn [B, T]; action_mask, logp [B, T-1]; reward, length [B]."""
+    width = max(len(traj.ids) for traj in trajs)
+    return {
+        'ids': pad_rows([traj.ids for traj in trajs], width, pad_id),
+        'owner': pad_rows([traj.owner for traj in trajs], width, -1),
+        'turn': pad_rows([traj.turn for traj in trajs], width, -1),
+        'action_mask': pad_rows([traj.action_mask for traj in trajs], width - 1, False),
+        'logp': pad_rows([traj.logp for traj in trajs], width - 1, 0.0),
+        'reward': torch.tensor([traj.reward for traj in trajs], dtype=torch.float64),
+        'length': torch.tensor([len(traj.ids) for traj in trajs]),
+    }
+
+
+def take_rows(batch, rows):
+    """Rows of a batch as a batch of its own, without the columns that are padding in all of them."""
+    spare = batch['ids'].shape[1] - int(batch['length'][rows].max())
+    return {name: value[rows][:, :value.shape[1] - spare] if value.dim() == 2 else value[rows]
+            for name, value in batch.items()}
+
+
+def length_buckets(length, size=16):
+    """Row numbers sorted by length and cut into buckets of `size`: length [B] -> list of [<=size]."""
+    return list(length.argsort(stable=True).split(size))

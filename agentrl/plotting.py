@@ -1,0 +1,153 @@
+import io
+import os
+import re
+import zlib
+from importlib.resources import files
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.colors import to_rgb
+from matplotlib.text import Annotation
+from scipy.optimize import isotonic_regression
+from scipy.stats import sem, t
+
+
+ARM_COLORS = {
+    'base': '#888888',                                                  # the policy that training starts from
+    'default': '#0072B2', 'full': '#0072B2', 'multi-turn only': '#0072B2',
+    'penalty 0.05': '#E69F00', 'outcome (GRPO)': '#E69F00',             # one run: outcome-level credit, 0.05 a call
+    'penalty 0.3': '#D55E00',
+    'max_turns 3': '#009E73',
+    'wrong_submit -1': '#CC79A7', 'truncation = 0': '#CC79A7',
+    'token GAE': '#56B4E9',
+    'turn GAE': '#000000',
+    'keep_obs 1': '#332288',
+    'truncation masked': '#882255',
+    'mixture': '#999933', '50/50 mixture': '#999933',
+}
+SPARE_COLORS = ('#117733', '#AA4499', '#661100', '#6699CC')
+
+
+def arm_color(arm):
+    """The colour of an arm in the whole book; an unknown arm gets `SPARE_COLORS[crc32(name) % 4]`."""
+    return ARM_COLORS.get(arm, SPARE_COLORS[zlib.crc32(arm.encode()) % len(SPARE_COLORS)])
+
+
+OWNER_COLORS = {'template': '#888888', 'prompt': '#56B4E9', 'policy': '#E69F00', 'tool': '#009E73'}
+
+
+STYLE = {
+    'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#E5E5E5', 'grid.linewidth': 0.8,
+    'axes.spines.top': False, 'axes.spines.right': False,
+    'axes.titlelocation': 'left', 'axes.titlesize': 'medium', 'axes.labelcolor': '#333333',
+    'xtick.color': '#333333', 'ytick.color': '#333333', 'xtick.labelsize': 'small', 'ytick.labelsize': 'small',
+    'lines.linewidth': 2.0, 'figure.constrained_layout.use': True, 'figure.figsize': (6.4, 3.6), 'figure.dpi': 110,
+    'figure.facecolor': 'white', 'savefig.facecolor': 'white', 'font.size': 10.0, 'svg.fonttype': 'path',
+}
+
+
+def use_style():
+    """Draw in the style of this book from here on."""
+    plt.rcParams.update(STYLE)
+
+
+def figures_dir():
+    """The folder of figures: `$AGENTRL_FIGURES`, or figures/ in the repository."""
+    return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_FIGURES') or 'figures')
+
+
+def save_table(frame, name):
+    """Write figures/tables/<name>.csv, without the index, floats with six digits; return that short path."""
+    if not re.fullmatch(r'[\w-]+', name, flags=re.ASCII):
+        raise ValueError(f'name={name!r} must be made of letters, digits, _ and -; it becomes a file name')
+    path = figures_dir() / 'tables' / f'{name}.csv'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = frame.to_csv(index=False, lineterminator='\n', float_format=lambda value: f'{value + 0.0:.6g}')
+    path.write_bytes(text.encode())
+    return f'figures/tables/{name}.csv'
+
+
+def save_figure(fig, name, table):
+    """Write figures/<name>.svg and, as figures/tables/<name>.csv, the table that it shows; return the picture's short path."""
+    save_table(table, name)
+    picture = io.BytesIO()
+    with plt.rc_context({'svg.hashsalt': name}):
+        fig.savefig(picture, format='svg', metadata={'Date': None, 'Creator': None})
+    (figures_dir() / f'{name}.svg').write_bytes(picture.getvalue())
+    return f'figures/{name}.svg'
+
+
+def mean_interval(values):
+    """Mean and 95% interval (mean, low, high) by Student's t with the sample standard deviation; one value has no interval (nan).
+
+    With few seeds a bootstrap interval is far too narrow; seeds that all agree give an interval of width 0, which only
+    says that the seeds agree.
+    """
+    values = [float(value) for value in values]
+    if not values:
+        raise ValueError('values is empty: give at least one number, one a seed')
+    mean = sum(values) / len(values)
+    half = t.ppf(0.975, len(values) - 1) * sem(values) if len(values) > 1 else float('nan')
+    return mean, mean - half, mean + half
+
+
+def spread_labels(ax, gap=11):
+    """Move the labels at line ends apart, as little as possible, until they are `gap` points from each other."""
+    labels = [text for text in ax.texts if isinstance(text, Annotation) and text.get_label() == 'line end']
+    labels.sort(key=lambda label: label.xy[1])
+    ends = [ax.transData.transform(label.xy)[1] * 72 / ax.figure.dpi for label in labels]               # in points
+    spaced = isotonic_regression([end - gap * i for i, end in enumerate(ends)]).x if labels else []
+    for i, label in enumerate(labels):
+        label.xyann = (6, spaced[i] + gap * i - ends[i])
+
+
+def plot_bands(ax, frame, x, y, arm):
+    """Draw an arm: mean over seeds as a line, lowest to highest seed as a band, its name at the line's end.
+
+    `frame` has a row for each arm, seed and x, with columns `arm`, `x`, `y`. After changing the limits call `spread_labels(ax)`.
+    """
+    rows = frame[frame['arm'] == arm]
+    if rows.empty:
+        raise ValueError(f'arm={arm!r} is not in the table; it has {sorted(set(frame["arm"]))}')
+    seeds = rows.groupby(x)[y].agg(['mean', 'min', 'max'])
+    ax.plot(seeds.index, seeds['mean'], color=arm_color(arm))
+    ax.fill_between(seeds.index, seeds['min'], seeds['max'], color=arm_color(arm), alpha=0.2, linewidth=0)
+    ink = [0.65 * part for part in to_rgb(arm_color(arm))]                                              # darker: text is thin
+    ax.annotate(arm, (seeds.index[-1], seeds['mean'].iloc[-1]), xytext=(6, 0), textcoords='offset points',
+                va='center', color=ink, fontsize='small', label='line end')
+    spread_labels(ax)
+
+
+def book_results(section, experiment=None):
+    """The book's values for a section (`'12.3'`) and, if given, one of its experiments: columns as in book_results.csv."""
+    path = Path(files('agentrl')).parent / 'figures' / 'book_results.csv'
+    book = pd.read_csv(path, dtype={'section': str})
+    rows = book[book['section'] == section]
+    if rows.empty:
+        raise ValueError(f'section={section!r} has no results in the book; there are {list(book["section"].unique())}')
+    if experiment is None:
+        return rows.reset_index(drop=True)
+    if experiment not in set(rows['experiment']):
+        raise ValueError(f'experiment={experiment!r} is not in section {section}; there are {list(rows["experiment"].unique())}')
+    return rows[rows['experiment'] == experiment].reset_index(drop=True)
+
+
+def beside_book(ours, section, experiment):
+    """A row for each arm and metric: our mean over seeds, its 95% t interval (low, high), number of seeds, the book's value.
+
+    `ours` has a row for each arm and seed, a column `arm` and a column for each metric, named as in the book.
+    """
+    book = book_results(section, experiment)
+    metrics = [metric for metric in book['metric'].unique() if metric in ours.columns]
+    if not metrics or not set(ours['arm']) & set(book['arm']):
+        raise ValueError(f'nothing to compare: ours has arms {list(ours["arm"].unique())} and columns {list(ours.columns)}, the '
+                         f'book has arms {list(book["arm"].unique())} and metrics {list(book["metric"].unique())}')
+    values = book.set_index(['arm', 'metric'])['value']
+    rows = []
+    for arm in ours['arm'].unique():
+        for metric in metrics:
+            seeds = ours.loc[ours['arm'] == arm, metric].dropna()
+            if len(seeds):
+                rows.append((arm, metric, *mean_interval(seeds), len(seeds), values.get((arm, metric), float('nan'))))
+    return pd.DataFrame(rows, columns=['arm', 'metric', 'ours', 'low', 'high', 'seeds', 'book'])

@@ -1,0 +1,23 @@
+REWARD_KINDS = ('hidden', 'visible')
+
+
+def make_reward(kind='hidden', step_penalty=0.0, wrong_submit=0.0, invalid_penalty=0.0):
+    """The reward of one call as a function of (tool, passes): `passes(kind)` gives the verdict, asked only at `submit`.
+
+    Costs are given as positive numbers, `wrong_submit` as the (negative) reward itself; anything else is a ValueError.
+    """
+    if kind not in REWARD_KINDS:
+        raise ValueError(f'reward={kind!r} is not known; choose one of {", ".join(REWARD_KINDS)}')
+    for name, value in (('step_penalty', step_penalty), ('invalid_penalty', invalid_penalty), ('-wrong_submit', -wrong_submit)):
+        if not 0 <= value < float('inf'):
+            raise ValueError(f'{name}={value} must be a finite number >= 0')
+
+    def reward(tool, passes):
+        total = -step_penalty
+        if tool == 'invalid':
+            total -= invalid_penalty
+        if tool == 'submit':
+            total += 1.0 if passes(kind) else wrong_submit
+        return total
+
+    return reward

@@ -1,0 +1,108 @@
+import torch
+
+from agentrl.environment import make_env
+from agentrl.episodes import MAX_CALL_TOKENS, Episode, make_trajectory
+from agentrl.model import selected_log_probs
+from agentrl.tasks import randomize_names
+
+
+def sample_next(logits, temperature, noise):
+    """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids [B], log-probabilities [B]."""
+    if temperature <= 0:
+        raise ValueError(f'temperature={temperature} must be > 0')
+    scaled = logits / temperature                                                 # [B, V]
+    below = scaled.softmax(-1).cumsum(-1) <= noise[:, None]                       # [B, V]
+    ids = below.sum(-1).clamp(max=logits.shape[-1] - 1)                           # [B]
+    return ids, selected_log_probs(scaled, ids)
+
+
+class PlainReader:
+    """Logits for the next token by a full forward pass over everything read so far."""
+
+    def __init__(self, model, n_rows):
+        self.model, self.read = model, [[] for _ in range(n_rows)]
+
+    @torch.no_grad()
+    def next_logits(self, new_ids):
+        """Read {row: new ids}; logits [R, V] after the last token of each of these rows."""
+        for row, ids in new_ids.items():
+            self.read[row] += ids
+        read = [self.read[row] for row in new_ids]
+        width = max(map(len, read))
+        padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in read])   # [R, T]
+        last = torch.tensor([len(ids) - 1 for ids in read])
+        return self.model(padded)[torch.arange(len(read)), last]
+
+
+class CachedReader:
+    """Logits for the next token from a key/value cache, which reads each token once."""
+
+    def __init__(self, model, n_rows):
+        self.model, self.cache, self.rows = model, model.empty_cache(n_rows), list(range(n_rows))
+
+    def next_logits(self, new_ids):
+        """Read {row: new ids}; logits [R, V] after the last token of each of these rows. Others may be forgotten."""
+        if len(new_ids) <= len(self.rows) * 2 // 3:
+            place = {row: n for n, row in enumerate(self.rows)}
+            self.rows = list(new_ids)
+            self.cache = self.cache.select(torch.tensor([place[row] for row in self.rows]))
+        logits, self.cache = self.model.extend([new_ids.get(row, []) for row in self.rows], self.cache)
+        return logits
+
+
+def run_episodes(reader, episodes, temperature, noise):
+    """Run all episodes to their end, one token each a round; noise [B, N] holds a row of uniforms for each episode."""
+    running, calls = dict(enumerate(episodes)), [([], []) for _ in episodes]
+    n_sampled = [0] * len(episodes)
+    new_ids = {row: episode.ids for row, episode in running.items()}
+    while running:
+        rows = list(running)
+        u = noise[rows, [n_sampled[row] for row in rows]]
+        ids, logps = sample_next(reader.next_logits(new_ids), temperature, u)
+        for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
+            n_sampled[row] += 1
+            new_ids[row] = add_token(running[row], calls[row], token, logp)
+            if running[row].done:
+                del running[row], new_ids[row]
+
+
+def add_token(episode, call, token, logp):
+    """Add a sampled token to an episode's call, and make the call if it has ended; returns the ids not read yet."""
+    call[0].append(token)
+    call[1].append(logp)
+    if token != episode.tok.call_end_id and len(call[0]) < MAX_CALL_TOKENS:
+        return [token]
+    length, n = len(episode.ids), len(call[0])
+    episode.act(*call)
+    call[0].clear(), call[1].clear()
+    return episode.ids[length + n - 1:]
+
+
+def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, reader=CachedReader):
+    """One finished episode for each pair of environment and task: list of Trajectory."""
+    if len(tok) > model.vocab_size:
+        raise ValueError(f'the tokenizer has {len(tok)} words but the model only {model.vocab_size}; '
+                         'build TinyAgent(len(tok))')
+    episodes = [Episode(env, task, tok, max_turns, model.max_len) for env, task in zip(envs, tasks, strict=True)]
+    noise = torch.rand(len(episodes), model.max_len, generator=generator, dtype=torch.float64)
+    run_episodes(reader(model, len(episodes)), episodes, temperature, noise)
+    return [make_trajectory(episode) for episode in episodes]
+
+
+def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None):
+    """`n` (default cfg.group_size) episodes of every task, groups contiguous: list of Trajectory.
+
+    Names are drawn anew for each episode unless `cfg.fresh_names` is False (section 9.4 shows why one wants them fresh).
+    """
+    copies = [task for task in tasks for _ in range(n or cfg.group_size)]
+    named = [randomize_names(task, generator) for task in copies] if cfg.fresh_names else copies
+    envs = [env_factory(cfg) for _ in named]
+    return rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, generator)
+
+
+def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env):
+    """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
+    if cfg.prompts_per_step > len(tasks):
+        raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than the {len(tasks)} tasks there are')
+    picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
+    return sample_groups(policy, [tasks[n] for n in picks], tok, cfg, generator, env_factory)

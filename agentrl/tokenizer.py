@@ -1,0 +1,55 @@
+from dataclasses import dataclass
+
+from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source
+
+
+PAD, BOS, CALL, CALL_END, OBS, OBS_END = MARKERS = ('<pad>', '<bos>', '<call>', '</call>', '<obs>', '</obs>')
+TOOLS = ('read', 'test', 'edit', 'submit')
+OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no', 'edits',
+                     'turns', 'left')
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Word-level tokenizer: `itos[stoi[word]] == word` for every word of the vocabulary."""
+    itos: tuple
+
+    def __post_init__(self):
+        object.__setattr__(self, 'stoi', {word: n for n, word in enumerate(self.itos)})
+        if len(self.stoi) < len(self.itos):
+            raise ValueError(f'vocabulary holds a word twice: {sorted(w for w in self.stoi if self.itos.count(w) > 1)}')
+
+    def __len__(self):
+        return len(self.itos)
+
+    @property
+    def pad_id(self):
+        """The id that fills short rows of a batch."""
+        return self.stoi[PAD]
+
+    @property
+    def call_end_id(self):
+        """The id that ends a call."""
+        return self.stoi[CALL_END]
+
+    def encode(self, text):
+        """Ids of the words of `text`; ValueError naming the words that are not in the vocabulary."""
+        words = text.split()
+        if unknown := sorted({word for word in words if word not in self.stoi}):
+            raise ValueError(f'not in the vocabulary of {len(self)} words: {", ".join(unknown)}. '
+                             'Build the tokenizer from all tasks: build_tokenizer(make_tasks("all"))')
+        return [self.stoi[word] for word in words]
+
+    def decode(self, ids):
+        """The words of `ids`, with a space between each two."""
+        return ' '.join([self.itos[i] for i in ids])
+
+
+def build_tokenizer(tasks):
+    """The tokenizer that knows all words of the gym and of `tasks` (issues, sources, and sources after any edit)."""
+    words = list(MARKERS + TOOLS + tuple(EDIT_OPS) + OBSERVATION_WORDS + NAME_POOL)
+    for task in tasks:
+        words += task.issue.split()
+        for op in EDIT_OPS:
+            words += compact_source(apply_op(task.source, op)).split() + compact_source(task.source).split()
+    return Tokenizer(tuple(dict.fromkeys(words)))

@@ -1,0 +1,112 @@
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from agentrl.advantages import compute_advantages
+from agentrl.aggregation import AGGREGATIONS, loss_weights
+from agentrl.environment import check_count, make_env
+from agentrl.episodes import collate, length_buckets, take_rows
+from agentrl.model import sequence_log_probs
+from agentrl.ppo import clip_fraction, clipped_loss
+from agentrl.rewards import make_reward
+from agentrl.sampling import sample_groups, sample_step
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """All parameters of a training run; a value out of range is a ValueError that names field, value and range."""
+    prompts_per_step: int = 8
+    group_size: int = 8
+    max_turns: int = 6
+    max_edits: int = 1
+    reward: str = 'hidden'
+    step_penalty: float = 0.0
+    wrong_submit: float = 0.0
+    invalid_penalty: float = 0.0
+    temperature: float = 1.0
+    std_normalize: bool = True
+    loss_agg: str = 'token_mean'
+    clip: float = 0.2
+    epochs: int = 1
+    minibatches: int = 2
+    bucket_size: int = 16
+    lr: float = 7e-4
+    max_grad_norm: float = 1.0
+    fresh_names: bool = True
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ('prompts_per_step', 'max_turns', 'epochs', 'minibatches', 'bucket_size'):
+            check_count(name, getattr(self, name))
+        check_count('group_size', self.group_size, least=2)
+        check_count('max_edits', self.max_edits, least=0)
+        check_count('seed', self.seed, least=0)
+        for name in ('temperature', 'clip', 'lr', 'max_grad_norm'):
+            if not 0 < getattr(self, name) < float('inf'):
+                raise ValueError(f'{name}={getattr(self, name)!r} must be a finite number > 0')
+        if self.loss_agg not in AGGREGATIONS:
+            raise ValueError(f'loss_agg={self.loss_agg!r} is not known; choose one of {", ".join(AGGREGATIONS)}')
+        make_reward(self.reward, self.step_penalty, self.wrong_submit, self.invalid_penalty)
+
+
+def behavior_stats(trajs):
+    """Means over episodes (malformed: over calls) and the counts behind them, from the infos of trajectories."""
+    def total(key):
+        return sum(traj.info[key] for traj in trajs)
+
+    n, calls = len(trajs), total('n_turns')
+    return {
+        'episodes': n, 'passes': total('hidden_pass'), 'submits': total('submitted'), 'calls': calls,
+        'pass_rate': total('hidden_pass') / n, 'submit_rate': total('submitted') / n,
+        'reward': sum(traj.reward for traj in trajs) / n, 'reads': total('n_reads') / n, 'tests': total('n_tests') / n,
+        'edits': total('n_edits') / n, 'turns': calls / n, 'malformed': total('n_invalid') / calls,
+        'tokens': sum(len(traj.ids) for traj in trajs) / n,
+    }
+
+
+def evaluate(policy, tasks, tok, n_samples, generator, cfg, env_factory=make_env):
+    """Behaviour over `n_samples` episodes of every task, names drawn for each."""
+    trajs = sample_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples)
+    return behavior_stats(trajs)
+
+
+def rl_update(policy, opt, batch, advantages, cfg):
+    """`epochs` × `minibatches` clipped steps on a batch; advantages [B, T-1]. Returns clip_fraction and grad_norm (means)."""
+    batch, steps = batch | {'advantages': advantages}, []
+    for _ in range(cfg.epochs):
+        for first in range(cfg.minibatches):
+            rows = torch.arange(len(batch['ids']))[first::cfg.minibatches]
+            steps.append(minibatch_step(policy, opt, take_rows(batch, rows), cfg))
+    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+
+
+def minibatch_step(policy, opt, minibatch, cfg):
+    """One optimiser step; the minibatch is computed in buckets of rows of similar length."""
+    opt.zero_grad()
+    minibatch = minibatch | {'weights': loss_weights(minibatch['action_mask'], cfg.loss_agg)}
+    clipped = 0.0
+    for rows in length_buckets(minibatch['length'], cfg.bucket_size):
+        piece = take_rows(minibatch, rows)
+        logp = sequence_log_probs(policy, piece['ids'], cfg.temperature)          # [b, t-1]
+        clipped_loss(logp, piece['logp'], piece['advantages'], piece['weights'], cfg.clip).backward()
+        share = clip_fraction(logp, piece['logp'], piece['advantages'], piece['action_mask'], cfg.clip)
+        clipped += (share * piece['action_mask'].sum() / minibatch['action_mask'].sum()).item()
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+    opt.step()
+    return {'clip_fraction': clipped, 'grad_norm': norm.item()}
+
+
+def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env):
+    """Train `policy` in place; returns the history: a dict of step, behaviour and update statistics for each step."""
+    generator = torch.Generator().manual_seed(cfg.seed)
+    opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5)
+    history = []
+    with tqdm(range(steps), desc='RL') as progress:
+        for step in progress:
+            trajs = sample_step(policy, tasks, tok, cfg, generator, env_factory)
+            batch = collate(trajs, tok.pad_id)
+            update = rl_update(policy, opt, batch, compute_advantages(batch, cfg), cfg)
+            history.append({'step': step} | behavior_stats(trajs) | update)
+            progress.set_postfix_str(f"pass {history[-1]['pass_rate']:.2f}")
+    return history

@@ -1,0 +1,413 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 0.3 Keep what was trained, under a key of its configuration and its code
+#
+# Most sections of this book need the same few trained policies, and training one takes from half a minute to several. So a trained
+# thing is kept on disk. Two dangers come with that. A *stale* result was made by code that has changed since; a *damaged* one was half
+# written, or spoiled on disk. Here is a cache that recognises both: an empty cache, or a broken one, changes only the time that a notebook takes.
+#
+# The work is done by joblib's `Memory`, a well-kept memoiser, and by `filelock`. What we add is a key that knows about code, and a checksum.
+
+# %%
+#@save cache
+import ast
+import functools
+import hashlib
+import inspect
+import io
+import os
+import pickle
+import re
+import textwrap
+import warnings
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+import joblib
+from filelock import FileLock
+from joblib.func_inspect import get_func_code
+from joblib.memory import FileSystemStoreBackend
+
+# %%
+#@save
+def cache_dir():
+    """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs only time."""
+    return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_CACHE') or '.cache')
+
+
+# %% [markdown]
+# ## The key: what the code does, not how it is explained
+#
+# A result belongs to the code that made it. If we hashed the text of a file, every corrected comment would throw away an hour of training; so we hash
+# what Python makes of the text. The syntax tree has no comments, and we take out the docstrings.
+
+# %%
+#@save
+def code_statements(source):
+    """The top-level statements of Python source as text that does not depend on comments, docstrings and layout."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return [ast.dump(statement) for statement in tree.body]
+
+
+# %%
+plain = 'def double(x):\n    return 2 * x'
+explained = 'def double(x):  # twice\n    """Return twice x."""\n\n    return (2 * x)'
+different = 'def double(x):\n    return x * 2'
+print('explained:', code_statements(plain) == code_statements(explained))
+print('different:', code_statements(plain) == code_statements(different))
+
+# %% [markdown]
+# The key must also cover the modules that the code imports, and those that they import. Only imports outside of functions count. An import inside
+# a function is how this book says "needed for show": a trajectory imports its colours only when it is drawn, so
+# a new colour does not retrain a policy.
+
+# %%
+#@save
+def outside_functions(node):
+    """All nodes of a syntax tree that run when the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from outside_functions(child)
+
+
+def imported_modules(source):
+    """Names of the agentrl modules that Python source imports outside of functions."""
+    names = []
+    for node in outside_functions(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f'{node.module}.{alias.name}' for alias in node.names]
+    return sorted({f'{name}.'.split('.')[1] for name in names if name.split('.')[0] == 'agentrl'})
+
+
+# %%
+print(imported_modules('''
+import math
+from agentrl.tasks import Task, make_tasks
+if True:
+    import agentrl.model
+
+def show(trajectory):
+    from agentrl.display import tokens_html
+'''))
+
+# %% [markdown]
+# `code_version` follows the imports to the end and hashes all statements that it meets, with the version of torch, whose kernels do the arithmetic.
+
+# %%
+#@save
+def module_source(name):
+    """The source of agentrl/<name>.py."""
+    path = Path(files('agentrl')) / f'{name}.py'
+    if not path.exists():
+        known = ', '.join(sorted(file.stem for file in path.parent.glob('[a-z]*.py')))
+        raise ValueError(f'agentrl has no module {name!r}; it has: {known}. Import names by module, as in '
+                         '`from agentrl.tasks import Task`; modules are made by `make export`')
+    return path.read_text(encoding='utf-8')
+
+
+def code_version(module_name):
+    """Twelve hex digits of SHA-256 over the code of an agentrl module, of all that it imports from agentrl, and torch's version."""
+    sources, queue = {}, [module_name]
+    while queue:
+        name = queue.pop()
+        if name not in sources:
+            sources[name] = module_source(name)
+            queue += imported_modules(sources[name])
+    code = [(name, code_statements(sources[name])) for name in sorted(sources)]
+    return hashlib.sha256(repr((version('torch'), code)).encode()).hexdigest()[:12]
+
+
+# %%
+print('twelve digits, the same when asked twice:', len(code_version('cache')), code_version('cache') == code_version('cache'))
+try:
+    code_version('trianing')
+except ValueError as error:
+    print(str(error).split(';')[0])
+
+# %% [markdown]
+# ## Damage: what a pickle notices
+#
+# Python's pickles carry no checksum. Take a file that holds the number 0.762 and flip, one after the other, each of the 64 bits of that number. How often does
+# reading fail, as it should?
+
+# %%
+import struct
+
+stored = pickle.dumps(0.762)
+start = stored.index(struct.pack('>d', 0.762))
+noticed = 0
+for bit in range(64):
+    damaged = bytearray(stored)
+    damaged[start + bit // 8] ^= 1 << bit % 8
+    noticed += pickle.loads(damaged) == 0.762
+print(f'noticed: {noticed} of 64')
+
+# %% [markdown]
+# Never: each gives another number, without a word. joblib can compress what it writes, and zlib's format ends with a checksum; that catches flipped
+# bits. But a reader that has got what it wanted does not read on to the checksum. After a power failure, the end of a file may be zeros: try every
+# length of that, on a list of 60 numbers.
+
+# %%
+import tempfile
+
+value = [i / 7 for i in range(60)]
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, 'value.pkl')
+    joblib.dump(value, path, compress=3)
+    whole, outcomes = path.read_bytes(), {'fails': 0, 'right value': 0, 'wrong value': 0}
+    for kept in range(len(whole)):
+        path.write_bytes(whole[:kept] + bytes(len(whole) - kept))
+        try:
+            outcomes['right value' if joblib.load(path) == value else 'wrong value'] += 1
+        except Exception:
+            outcomes['fails'] += 1
+print('a wrong value is possible:', outcomes['wrong value'] > 0)
+
+# %% [markdown]
+# So we add a layer: beside each result lies its SHA-256, and a result whose digest does not match counts as absent. It is checked *before* anything is
+# unpickled. joblib itself writes to a temporary file and renames it; a process that is killed in between leaves either no result or one
+# without its digest.
+
+# %%
+#@save
+class CheckedStore(FileSystemStoreBackend):
+    """joblib's folder on disk; what it holds is used only if the SHA-256 written beside it is right."""
+
+    def dump_item(self, call_id, item, verbose=1):
+        super().dump_item(call_id, item, verbose)
+        path = Path(self.location, *call_id, 'output.pkl')
+        if path.exists():                                               # on a full disk joblib warns and writes nothing
+            path.with_suffix('.sha256').write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+
+    def contains_item(self, call_id):
+        path = Path(self.location, *call_id, 'output.pkl')
+        digest = path.with_suffix('.sha256')
+        if not path.exists():
+            return False
+        if digest.exists() and digest.read_bytes() == hashlib.sha256(path.read_bytes()).hexdigest().encode():
+            return True
+        warnings.warn(f'the kept result of {Path(self.location).name} is damaged; it is made again', stacklevel=2)
+        return False
+
+    def get_cached_func_code(self, call_id):
+        """The code of `make_bytes`, always unchanged: our key knows about code, joblib's own check is not needed."""
+        code, _, line = get_func_code(make_bytes)
+        return f'# first line: {line}\n{code}'
+
+
+joblib.register_store_backend('checked', CheckedStore)
+
+# %% [markdown]
+# ## In a notebook, code can be newer than its module
+#
+# You will change a function in a notebook and run it, and expect to see the change, not a result that the unchanged module once gave. IPython
+# keeps the cells that ran in `In`. So, for a function that was defined in a notebook, the key also holds every exported statement that the module does not have.
+
+# %%
+#@save
+def notebook_edits(function, module_name):
+    """Statements of the function and of its notebook's exporting cells that agentrl/<module_name>.py lacks; [] for a module's function."""
+    if function.__module__ != '__main__':
+        return []
+    cells = [cell for cell in function.__globals__.get('In', []) if re.match(r'#\s?@save\b', cell)]
+    edits = set()
+    for source in [textwrap.dedent(inspect.getsource(function)), *cells]:
+        try:
+            edits |= set(code_statements(source))
+        except SyntaxError:                                             # a cell that did not run
+            continue
+    known = code_statements(module_source(module_name))
+    return sorted(edit for edit in edits.difference(known) if not edit.startswith('Import'))
+
+
+# %%
+def helper():
+    return 1
+
+
+print('this notebook as exported:', len(notebook_edits(code_version, 'cache')))
+print('a function that no module has:', len(notebook_edits(helper, 'cache')))
+
+# %% [markdown]
+# ## All together
+#
+# The arguments are part of the key, so they should be a *configuration*: names, numbers, frozen dataclasses. A tensor is refused: pickled,
+# it holds its address in memory, so its key would be another one in each process and nothing would ever be found.
+
+# %%
+#@save
+class PlainPickler(pickle.Pickler):
+    """Refuses tensors, whose pickles differ between processes."""
+
+    def reducer_override(self, part):
+        kind = type(part)
+        if kind.__module__.startswith('torch') and kind.__name__ in ('Tensor', 'Parameter', 'Generator'):
+            raise ValueError(f'a kept function was given a {kind.__name__}; give it what that is made from '
+                             '(a seed, a name, a configuration)')
+        return NotImplemented
+
+
+def argument_key(function, args, kwargs):
+    """The same text for the same arguments, however they are given."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    PlainPickler(io.BytesIO()).dump(dict(bound.arguments))
+    return joblib.hash(dict(bound.arguments))
+
+
+# %%
+import torch
+
+
+def train(arm, seed=0):
+    return f'{arm}, seed {seed}'
+
+
+print(argument_key(train, ('default',), {}) == argument_key(train, (), {'seed': 0, 'arm': 'default'}))
+try:
+    argument_key(train, (torch.zeros(2),), {})
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# `cached` decorates a function with the name of the module whose code makes the result. A lock for each key makes a second process wait for the
+# first one and then read what it wrote. Results travel as pickled bytes even on the first call, so each call gives a fresh object, and changing
+# one changes nothing for the next.
+
+# %%
+#@save
+def make_bytes(key, function, args, kwargs):
+    """What is really kept: the function's result, pickled. (joblib looks at the key alone.)"""
+    return pickle.dumps(function(*args, **kwargs))
+
+
+def cached(module_name):
+    """Decorator: keep results on disk under the function's name, its arguments and the code of an agentrl module.
+
+    A changed module (or notebook) gives a new key. A damaged file is made again with a warning. The version is that of the
+    code when the function was defined. Raises ValueError for an unknown module and for arguments that hold tensors.
+    """
+    code = code_version(module_name)
+
+    def decorate(function):
+        name = re.sub(r'[^\w.]', '_', f'{module_name}.{function.__qualname__}')
+
+        @functools.wraps(function)
+        def fetch(*args, **kwargs):
+            arguments = argument_key(function, args, kwargs)
+            key = joblib.hash((arguments, code, notebook_edits(function, module_name)))
+            memory = joblib.Memory(cache_dir() / name, backend='checked', compress=3, verbose=0)
+            kept = memory.cache(make_bytes, ignore=['function', 'args', 'kwargs'])
+            with FileLock(cache_dir() / name / f'{key}.lock'):
+                return pickle.loads(kept(key, function, args, kwargs))
+
+        return fetch
+    return decorate
+
+
+# %% [markdown]
+# A stand-in for training, in a cache of its own. It counts how often it really runs.
+
+# %%
+scratch = tempfile.TemporaryDirectory()
+os.environ['AGENTRL_CACHE'] = scratch.name
+runs = []
+
+
+@cached('cache')
+def train_slowly(arm, seed=0):
+    """Pretend to train."""
+    runs.append((arm, seed))
+    return {'arm': arm, 'weights': torch.full((3,), seed + 0.5, dtype=torch.float64)}
+
+
+first = train_slowly('default')
+second = train_slowly(arm='default', seed=0)
+other = train_slowly('default', 1)
+print('really run for:', runs)
+print('equal:', torch.equal(first['weights'], second['weights']), '  one object:', first['weights'] is second['weights'])
+
+# %% [markdown]
+# Now damage. The file of the first result is cut in half; the next call warns, trains again, and the one after that reads quietly.
+
+# %%
+def damage(change):
+    """Change every kept file with `change`, call twice, print warnings and the number of runs."""
+    for path in Path(scratch.name).rglob('output.pkl'):
+        path.write_bytes(change(path.read_bytes()))
+    before = len(runs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        right = [torch.equal(train_slowly('default')['weights'], first['weights']) for _ in range(2)]
+    print(f'right: {right}, runs: {len(runs) - before}, warnings: {[str(warning.message) for warning in caught]}')
+
+
+damage(lambda content: content[:len(content) // 2])
+damage(lambda content: content[:-1])
+damage(lambda content: content[:-20] + bytes(20))
+damage(lambda content: content)
+
+# %% [markdown]
+# Two at once: both ask for a result that nobody has. One trains, the other waits and reads.
+
+# %%
+from concurrent.futures import ThreadPoolExecutor
+
+before = len(runs)
+with ThreadPoolExecutor(2) as pool:
+    pair = list(pool.map(train_slowly, ['mixture', 'mixture']))
+print('results:', len(pair), '  runs:', len(runs) - before)
+
+# %% [markdown]
+# And an interruption: nothing is kept of a run that did not finish, and the lock is free again.
+
+# %%
+interrupt = True
+
+
+@cached('cache')
+def train_and_stop():
+    if interrupt:
+        raise KeyboardInterrupt
+    return 'trained'
+
+
+try:
+    train_and_stop()
+except KeyboardInterrupt:
+    print('interrupted')
+interrupt = False
+print(train_and_stop())
+scratch.cleanup()
+del os.environ['AGENTRL_CACHE']
+
+# %% [markdown]
+# ## What was seen
+#
+# Comments and docstrings leave the key alone; a swapped factor changes it. A plain pickle noticed none of 64 flipped bits and a compressed one can still
+# give a wrong value; with a digest beside it, all three kinds of damage were noticed, each cost one run and one warning, and an untouched file cost
+# none. Two callers at once cost one run. Old results stay until you delete the cache folder.
+#
+# **Try it.** Change `seed + 0.5` and run the cell of `train_slowly` again: `runs` shows that the change is noticed. Then change only its docstring. What happens if
+# `interrupt` is set to True again after `train_and_stop` has been kept?

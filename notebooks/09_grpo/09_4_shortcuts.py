@@ -1,0 +1,75 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 9.4 Close the shortcuts, or the agent will take them
+#
+# A policy is paid for passing tests, not for reading code. If anything else in the episode gives the answer away, it will learn that instead: it
+# is shorter. Here we open one such leak on purpose. Each training task keeps its own function name, and the name stands in the prompt.
+# We will see a training curve that looks like success and a held-out pass rate that tells another story.
+
+# %%
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+
+from agentrl.arms import arm_results
+from agentrl.plotting import plot_bands, save_figure, save_table, spread_labels, use_style
+from agentrl.tasks import EDIT_OPS, apply_op, make_tasks
+from agentrl.testing import run_tests
+
+# %% [markdown]
+# ## How far one gets without looking
+#
+# First the baseline that any reader of code must beat. One fixed edit, applied blindly to every task:
+
+# %%
+def blind_pass_rate(op, split):
+    """Share of a split's tasks whose hidden tests pass after the edit `op`, applied without looking."""
+    tasks = make_tasks(split)
+    return sum(run_tests(apply_op(task.source, op), task.hidden_tests).passed for task in tasks) / len(tasks)
+
+
+blind = pd.DataFrame({split: {op: blind_pass_rate(op, split) for op in EDIT_OPS} for split in ('train', 'heldout')})
+save_table(blind.rename_axis('edit').reset_index(), '09_4_blind_edits')
+blind
+
+# %% [markdown]
+# Every blind edit passes 0.200 of both splits, by construction: each edit is the right one for a fifth of the tasks. The book's value for the best
+# single blind edit is 0.200 as well.
+#
+# ## The leak
+#
+# With `fresh_names=False` the twenty training tasks have twenty different names, always the same. Nothing else changes. An agent that
+# remembers twenty words need not read; reading still works, it just takes one call more.
+
+# %%
+print([(task.issue.split()[-2], task.edit) for task in make_tasks('train')][:5])
+arms = ['default', 'fixed names']
+heldout, history = arm_results(arms, seeds=(0, 1, 2))
+train = history[history['step'] >= 30].groupby(['arm', 'seed'])[['pass_rate', 'reads']].mean()
+table = train.join(heldout.set_index(['arm', 'seed'])[['pass_rate', 'reads']], lsuffix=' train', rsuffix=' held-out').reset_index()
+save_table(table, '09_4_fixed_names')
+table.round(3)
+
+# %%
+use_style()
+fig, axes = plt.subplots(1, 2, figsize=(10, 3.4))
+for ax, (column, label) in zip(axes, {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}.items(), strict=True):
+    for arm in arms:
+        plot_bands(ax, history, 'step', column, arm)
+    ax.set(xlabel='training step (64 episodes each)', ylabel=label, ylim=(0, None), xlim=(0, 39))
+    spread_labels(ax)
+fig.suptitle('A leaking name: three seeds (line: mean, band: seed range)')
+save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', 'pass_rate', 'reads']])

@@ -1,0 +1,114 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 12.3 A turn budget and a cost for each call decide what is learned
+#
+# Two numbers that look harmless, how many turns an agent has and what a call costs, decide which policy training finds. We train
+# four arms that differ in one of them and look at what each agent *does*: how often it reads, tests and edits. One arm keeps a useless habit,
+# one drops it, one gives up altogether, and one never learns to look.
+
+# %%
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from agentrl.arms import ARMS, arm_results
+from agentrl.plotting import beside_book, book_results, mean_interval, plot_bands, save_figure, save_table, spread_labels, use_style
+
+FOUR = ['default', 'penalty 0.05', 'penalty 0.3', 'max_turns 3']
+pd.DataFrame([{'arm': arm, 'departs from the default in': str(ARMS[arm] or 'nothing')} for arm in FOUR])
+
+# %% [markdown]
+# ## What an episode is worth
+#
+# With verdict $v$, cost $c$ and $K$ calls, the return is $R = v - cK$. Reading, editing right and submitting costs three calls, so the
+# careful episode is worth $1 - 3c$ and giving up at once is worth $-c$. An optimal agent is careful as long as $1 - 3c > -c$, up to a
+# cost of one half. But a beginner does not compare optima: it compares what its own attempts yield.
+
+# %%
+heldout, history = arm_results(FOUR, seeds=(0, 1, 2))
+start = history[(history['arm'] == 'default') & (history['step'] == 0)]
+p_start, k_start = start['pass_rate'].mean(), start['turns'].mean()
+print(f'the starting policy passes {p_start:.3f} of episodes and uses {k_start:.2f} calls')
+pd.DataFrame([{'cost a call': c, 'careful, done right: 1 - 3c': 1 - 3 * c, 'an attempt of the starting policy': p_start - c * k_start,
+               'submit at once: -c': -c} for c in (0.0, 0.05, 0.1, 0.3)]).round(3)
+
+# %% [markdown]
+# At a cost of 0.05 the starting policy's attempts are worth about as much as submitting at once; at 0.3 they are far worse,
+# although the careful episode would still be worth 0.1. What a learner can afford is set by its own success rate, not by the optimum.
+# (Chapter 2 of the book solves a small model of the repair exactly: its optimal policy keeps its shape up to a cost of 0.3 and gives up above 0.4.)
+#
+# ## The four arms on held-out tasks
+#
+# Forty steps, three seeds each, sixteen episodes of each of ten held-out tasks. *low* and *high* bound a 95% t interval over the seeds; the
+# book reports one seed.
+
+# %%
+last10 = history[history['step'] >= 30].groupby(['arm', 'seed'])['reward'].mean().rename('batch_reward_last10').reset_index()
+runs = heldout.rename(columns={'pass_rate': 'heldout_pass'}).merge(last10, on=['arm', 'seed'])
+table = beside_book(runs, '12.3', 'budget_and_penalty')
+save_table(table, '12_3_budget_and_penalty')
+table
+
+# %% [markdown]
+# The same, a row a run, because a mean of three can hide that one of them is different.
+
+# %%
+shown = ['arm', 'seed', 'heldout_pass', 'reads', 'tests', 'edits', 'turns', 'batch_reward_last10']
+runs[shown].sort_values(['arm', 'seed']).round(3).reset_index(drop=True)
+
+# %% [markdown]
+# ## Figure 12.2: how they got there
+
+# %%
+use_style()
+fig, axes = plt.subplots(2, 2, figsize=(10, 6.4), sharex=True)
+for ax, (column, label) in zip(axes.flat, {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
+                                           'turns': 'calls an episode'}.items(), strict=True):
+    for arm in FOUR:
+        plot_bands(ax, history, 'step', column, arm)
+    ax.set(ylabel=label, ylim=(0, None), xlim=(0, 39))
+    spread_labels(ax)
+for ax in axes[1]:
+    ax.set_xlabel('training step (64 episodes each)')
+fig.suptitle('Figure 12.2  Four arms, three seeds each (line: mean, band: seed range)')
+curves = history[['arm', 'seed', 'step', 'pass_rate', 'reads', 'tests', 'turns']]
+save_figure(fig, '12_2_four_arms', curves)
+
+# %% [markdown]
+# When do the turning points come? The book's values, where it gives them, stand beside ours. A level counts as reached at the first step from
+# which the mean over three steps stays beyond it for good.
+
+# %%
+def settles(rows, column, reached):
+    """First step from which the 3-step mean of a column satisfies `reached` for good; NaN if it never does."""
+    smooth = rows.set_index('step')[column].rolling(3, min_periods=1).mean()
+    missed = smooth.index[~reached(smooth)]
+    first = 0 if missed.empty else missed.max() + 1
+    return first if first <= smooth.index.max() else float('nan')
+
+
+EVENTS = {
+    ('penalty 0.05', 'step_reads_reach_one'): ('reads', lambda x: x > 0.9),
+    ('penalty 0.05', 'step_tests_collapse'): ('tests', lambda x: x < 0.2),
+    ('penalty 0.3', 'step_turns_reach_one'): ('turns', lambda x: x < 1.1),
+    ('max_turns 3', 'step_reads_reach_zero'): ('reads', lambda x: x < 0.1),
+}
+book = book_results('12.3', 'figure_12_2').set_index(['arm', 'metric'])['value']
+events = pd.DataFrame([
+    {'arm': arm, 'event': event} | {f'seed {seed}': settles(rows, column, reached) for seed, rows
+                                    in history[history['arm'] == arm].groupby('seed')} | {'book': book[arm, event]}
+    for (arm, event), (column, reached) in EVENTS.items()])
+save_table(events, '12_3_turning_points')
+events

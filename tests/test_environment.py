@@ -1,0 +1,133 @@
+import gymnasium as gym
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.environment import BugFixEnv, EditBudgetEnv, LoggedEnv, log_by_step, make_env, parse_call
+from agentrl.rewards import make_reward
+from agentrl.tasks import EDIT_OPS, make_tasks
+from agentrl.tokenizer import CALL, CALL_END, build_tokenizer
+from agentrl.training import RLConfig
+
+TASK = make_tasks("all")[1]  # needs fix_boundary
+TOK = build_tokenizer(make_tasks("all"))
+
+
+def play(env, *calls):
+    """Make calls; returns rewards and the last step's (observation, terminated, truncated, info)."""
+    env.reset(options={"task": TASK})
+    steps = [env.step(f"{CALL} {call} {CALL_END}") for call in calls]
+    return [step[1] for step in steps], steps[-1][:1] + steps[-1][2:]
+
+
+def test_gymnasium_accepts_it():
+    for env in (BugFixEnv(), EditBudgetEnv(max_turns=3), LoggedEnv(EditBudgetEnv(), [])):
+        assert isinstance(env, gym.Env)
+        check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_the_right_repair_is_paid_once():
+    rewards, (_, terminated, truncated, info) = play(EditBudgetEnv(), "read", "edit fix_boundary", "test", "submit")
+    assert rewards == [0, 0, 0, 1] and terminated and not truncated
+    assert info == {"submitted": True, "hidden_pass": True, "stop": "submit", "n_turns": 4, "n_invalid": 0,
+                    "n_reads": 1, "n_tests": 1, "n_edits": 1}
+
+
+def test_a_repair_that_is_not_submitted_earns_nothing():
+    rewards, (_, terminated, truncated, info) = play(EditBudgetEnv(max_turns=2), "edit fix_boundary", "test")
+    assert rewards == [0, 0] and truncated and not terminated
+    assert info["stop"] == "turn_budget" and not info["submitted"] and not info["hidden_pass"]
+
+
+def test_submitting_on_the_last_turn_terminates():
+    _, (_, terminated, truncated, _) = play(EditBudgetEnv(max_turns=1), "submit")
+    assert terminated and not truncated
+
+
+def test_edit_budget():
+    env = EditBudgetEnv(max_edits=1)
+    _, (observation, _, _, info) = play(env, "edit fix_init", "edit fix_init")
+    assert observation == "error no edits left" and info["n_edits"] == 1 and info["n_invalid"] == 0
+    rewards, _ = play(BugFixEnv(), "edit fix_init", "edit fix_init", "edit fix_boundary", "submit")
+    assert rewards[-1] == 1
+    rewards, _ = play(EditBudgetEnv(max_edits=0), "edit fix_boundary", "submit")
+    assert rewards[-1] == 0
+
+
+def test_step_penalty_and_visible_reward():
+    rewards, _ = play(EditBudgetEnv(reward=make_reward(step_penalty=0.25, invalid_penalty=0.5)), "raed", "submit")
+    assert rewards == [-0.75, -0.25]
+    assert play(EditBudgetEnv(reward="visible"), "submit")[0] == [0.0]
+
+
+WORDS = st.lists(st.sampled_from(TOK.itos), max_size=8).map(" ".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.one_of(st.text(), WORDS), min_size=1, max_size=12))
+def test_any_string_costs_one_turn_and_never_raises(actions):
+    env = EditBudgetEnv(max_turns=len(actions))
+    env.reset(options={"task": TASK})
+    for n, action in enumerate(actions, 1):
+        observation, reward, terminated, truncated, info = env.step(action)
+        TOK.encode(observation)
+        assert env.observation_space.contains(observation) and info["n_turns"] == n
+        assert info["n_invalid"] + info["n_reads"] + info["n_tests"] + info["n_edits"] + info["submitted"] <= n
+        if parse_call(action)[0] == "invalid":
+            assert observation == "error malformed call" and reward == 0
+        assert (terminated, truncated) == (info["submitted"], not info["submitted"] and n == len(actions))
+        if terminated:
+            break
+
+
+@given(st.sampled_from(["read", "test", "submit", *(f"edit {op}" for op in EDIT_OPS)]), st.data())
+def test_one_word_more_or_less_is_malformed(call, data):
+    words = [CALL, *call.split(), CALL_END]
+    place = data.draw(st.integers(0, len(words) - 1))
+    assert parse_call(" ".join(words))[0] == call.split()[0]
+    assert parse_call(" ".join(words[:place] + words[place + 1:]))[0] == "invalid"
+    assert parse_call(" ".join(words[:place] + ["end"] + words[place:]))[0] == "invalid"
+
+
+def test_after_the_end():
+    env = EditBudgetEnv()
+    play(env, "submit")
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step(f"{CALL} read {CALL_END}")
+
+
+def test_seeded_reset_draws_the_same_task():
+    first, second = BugFixEnv(), BugFixEnv()
+    assert first.reset(seed=5) == second.reset(seed=5) and first.source == second.source
+    assert {first.reset(seed=seed)[0] for seed in range(20)} != {first.reset(seed=5)[0]}
+
+
+@pytest.mark.parametrize("wrong, message", [
+    ({"max_turns": 0}, "max_turns=0"), ({"max_turns": 2.5}, "max_turns=2.5"), ({"max_edits": -1}, "max_edits=-1"),
+    ({"reward": "hiden"}, "'hiden'.*hidden, visible"),
+])
+def test_wrong_parameters(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        EditBudgetEnv(**wrong)
+
+
+def test_cut_is_a_truncation_with_a_known_reason():
+    env = EditBudgetEnv()
+    env.reset(options={"task": TASK})
+    assert env.cut("context")["stop"] == "context" and not env.info["submitted"]
+    with pytest.raises(ValueError, match="turn_budget"):
+        env.cut("bored")
+
+
+def test_log_by_step():
+    log = []
+    env = LoggedEnv(make_env(RLConfig(max_turns=2)), log)
+    play(env, "submit")
+    play(env, "read", "read")
+    env.reset(options={"task": TASK})
+    env.cut("context")
+    steps = log_by_step([{"episodes": 2}, {"episodes": 1}], log)
+    assert [[info["stop"] for info in infos] for infos in steps] == [["submit", "turn_budget"], ["context"]]
+    with pytest.raises(ValueError, match="counts 2 episodes but the log holds 3"):
+        log_by_step([{"episodes": 2}], log)

@@ -1,0 +1,94 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.environment import EditBudgetEnv
+from agentrl.episodes import OWNER, Episode, collate, length_buckets, make_trajectory, pad_rows, take_rows
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+
+TASK = make_tasks("all")[1]
+TOK = build_tokenizer(make_tasks("all"))
+
+
+def played(*calls, max_turns=6, max_len=256):
+    episode = Episode(EditBudgetEnv(), TASK, TOK, max_turns, max_len)
+    for call in calls:
+        ids = TOK.encode(f"<call> {call} </call>")
+        episode.act(ids, [-0.5 - n for n in range(len(ids))])
+    return episode
+
+
+def test_owners_turns_and_mask_of_a_short_episode():
+    traj = make_trajectory(played("test", "submit"))
+    words = [TOK.itos[i] for i in traj.ids]
+    assert words[:1] + words[7:] == "<bos> <call> test </call> <obs> visible tests fail </obs> <call> submit </call>".split()
+    expected = [0] + [1] * 6 + [2] * 3 + [0] + [3] * 3 + [0] + [2] * 3
+    assert traj.owner.tolist() == expected
+    assert traj.turn.tolist() == [-1] * 7 + [0] * 8 + [1] * 3
+    assert traj.action_mask.tolist() == [code == OWNER["policy"] for code in expected[1:]]
+    assert traj.logp[traj.action_mask].tolist() == [-0.5, -1.5, -2.5] * 2 and traj.logp[~traj.action_mask].abs().sum() == 0
+
+
+def test_the_token_that_ends_a_call_is_an_action():
+    traj = make_trajectory(played("read", "submit"))
+    ends = traj.ids[1:] == TOK.call_end_id
+    assert ends.sum() == 2 and traj.action_mask[ends].all()
+
+
+def test_sampled_ids_are_kept_as_they_are():
+    episode = Episode(EditBudgetEnv(), TASK, TOK, 6, 256)
+    rubbish = TOK.encode("read <obs> <pad> edit </call>")
+    episode.act(rubbish, [0.0] * 5)
+    assert episode.ids[7:12] == rubbish and episode.info["n_invalid"] == 1
+
+
+@pytest.mark.parametrize("slack, kept, done", [(-1, False, True), (0, True, True), (5, True, True), (6, True, False)])
+def test_edge_of_the_context(slack, kept, done):
+    full = len(played("read").ids)
+    episode = played("read", max_len=full + slack)
+    assert (len(episode.ids) == full) is kept and episode.done is done
+    assert episode.info["stop"] == ("context" if done else None) and not episode.info["submitted"]
+    assert len(episode.ids) <= full + slack
+
+
+def test_too_short_a_context_and_acting_after_the_end():
+    with pytest.raises(ValueError, match="max_len=12.*at least 13"):
+        played(max_len=12)
+    with pytest.raises(RuntimeError, match="submit"):
+        played("submit", "read")
+
+
+def test_nothing_is_appended_after_the_last_call():
+    assert played("read", max_turns=1).ids[-1] == TOK.call_end_id
+
+
+TRAJS = [make_trajectory(played(*calls)) for calls in (["submit"], ["read", "submit"], ["test", "test", "submit"], ["read"])]
+
+
+@settings(deadline=None)
+@given(st.permutations(range(4)), st.integers(1, 4))
+def test_batches_hold_what_their_rows_hold(order, size):
+    batch = collate([TRAJS[n] for n in order], TOK.pad_id)
+    seen = []
+    for rows in length_buckets(batch["length"], size):
+        piece = take_rows(batch, rows)
+        assert piece["ids"].shape[1] == piece["length"].max()
+        for b, row in enumerate(rows.tolist()):
+            traj, n = TRAJS[order[row]], int(piece["length"][b])
+            seen.append(order[row])
+            assert torch.equal(piece["ids"][b, :n], traj.ids) and (piece["ids"][b, n:] == TOK.pad_id).all()
+            assert torch.equal(piece["action_mask"][b, :n - 1], traj.action_mask) and not piece["action_mask"][b, n - 1:].any()
+            assert (piece["owner"][b, n:] == -1).all() and piece["reward"][b] == traj.reward
+    assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_pad_rows_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="row of 3.*width=2"):
+        pad_rows([torch.zeros(3)], 2, 0)
+
+
+def test_a_trajectory_shows_itself():
+    html, text = TRAJS[1]._repr_html_(), repr(TRAJS[1])
+    assert "submit" in html and "submit" in text and "0x" not in html + text

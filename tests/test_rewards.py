@@ -1,0 +1,31 @@
+import pytest
+
+from agentrl.rewards import make_reward
+
+
+def test_terms_add_up():
+    reward = make_reward("hidden", step_penalty=0.05, wrong_submit=-1.0, invalid_penalty=0.2)
+    assert reward("read", lambda kind: True) == -0.05
+    assert reward("invalid", lambda kind: True) == -0.25
+    assert reward("submit", lambda kind: True) == pytest.approx(0.95)
+    assert reward("submit", lambda kind: False) == pytest.approx(-1.05)
+
+
+def test_the_named_verdict_is_asked_and_only_at_submit():
+    asked = []
+    for kind in ("hidden", "visible"):
+        reward = make_reward(kind)
+        for tool in ("read", "test", "edit", "invalid", "submit"):
+            reward(tool, lambda k: asked.append(k) or True)
+    assert asked == ["hidden", "visible"]
+
+
+@pytest.mark.parametrize("field, value", [("step_penalty", -0.1), ("wrong_submit", 0.5), ("invalid_penalty", float("nan"))])
+def test_wrong_values(field, value):
+    with pytest.raises(ValueError, match=field):
+        make_reward(**{field: value})
+
+
+def test_unknown_kind():
+    with pytest.raises(ValueError, match="'secret'.*hidden, visible"):
+        make_reward("secret")

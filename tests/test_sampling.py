@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.environment import EditBudgetEnv
+from agentrl.episodes import MAX_CALL_TOKENS, OWNER, Episode, make_trajectory
+from agentrl.model import TinyAgent, sequence_log_probs
+from agentrl.sampling import CachedReader, PlainReader, rollout_batch, run_episodes, sample_groups, sample_next, sample_step
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.training import RLConfig
+
+TASKS = make_tasks("train")
+TOK = build_tokenizer(make_tasks("all"))
+MODEL = TinyAgent(len(TOK), d=16, n_layers=2, n_heads=2, d_mlp=32)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def rollout(reader, order, noise, max_turns=4):
+    episodes = [Episode(EditBudgetEnv(), TASKS[n], TOK, max_turns, 256) for n in order]
+    run_episodes(reader(MODEL, len(order)), episodes, 1.0, noise[list(order)])
+    return {n: make_trajectory(episode) for n, episode in zip(order, episodes, strict=True)}
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), st.integers(0, 100))
+def test_an_episode_does_not_depend_on_its_company(order, seed):
+    noise = torch.rand(10, 256, generator=seeded(seed), dtype=torch.float64)
+    everyone, some = rollout(CachedReader, range(10), noise), rollout(PlainReader, order, noise)
+    for n in order:
+        assert torch.equal(everyone[n].ids, some[n].ids)
+        torch.testing.assert_close(everyone[n].logp, some[n].logp, rtol=0, atol=1e-12)
+
+
+def test_stored_log_probs_are_those_of_a_full_forward_pass_at_the_temperature():
+    for temperature in (0.5, 1.0, 2.0):
+        trajs = rollout_batch(MODEL, [EditBudgetEnv() for _ in range(4)], TASKS[:4], TOK, 3, temperature, seeded())
+        for traj in trajs:
+            logp = sequence_log_probs(MODEL, traj.ids[None], temperature)[0]
+            torch.testing.assert_close(logp[traj.action_mask], traj.logp[traj.action_mask], rtol=0, atol=1e-12)
+
+
+def test_calls_end_with_their_marker_or_at_the_limit():
+    for traj in rollout_batch(MODEL, [EditBudgetEnv() for _ in range(20)], TASKS, TOK, 6, 1.0, seeded()):
+        for k in range(traj.info["n_turns"]):
+            call = traj.ids[(traj.owner == OWNER["policy"]) & (traj.turn == k)].tolist()
+            assert TOK.call_end_id not in call[:-1]
+            assert call[-1] == TOK.call_end_id or len(call) == MAX_CALL_TOKENS
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.floats(0, 1, exclude_max=True))
+def test_sample_next_inverts_the_cdf(logits, u):
+    logits = torch.tensor([logits], dtype=torch.float64)
+    ids, logp = sample_next(logits, 1.0, torch.tensor([u], dtype=torch.float64))
+    cdf = logits[0].softmax(-1).cumsum(-1).tolist()
+    expected = next((n for n, c in enumerate(cdf) if c > u), len(cdf) - 1)
+    assert ids.item() == expected
+    assert logp.item() == pytest.approx(logits.log_softmax(-1)[0, expected].item(), abs=1e-12)
+
+
+def test_groups_are_contiguous_and_names_differ():
+    cfg = RLConfig(group_size=3, max_turns=1)
+    trajs = sample_groups(MODEL, TASKS[:2], TOK, cfg, seeded())
+    assert len(trajs) == 6 and len({TOK.decode(t.ids[1:7].tolist()) for t in trajs}) > 3
+    fixed = sample_groups(MODEL, TASKS[:2], TOK, replace(cfg, fresh_names=False), seeded())
+    assert [TOK.decode(t.ids[1:7].tolist()) for t in fixed] == [TASKS[0].issue] * 3 + [TASKS[1].issue] * 3
+
+
+def test_a_step_draws_without_replacement():
+    cfg = RLConfig(prompts_per_step=20, group_size=2, max_turns=1, fresh_names=False)
+    issues = [TOK.decode(t.ids[1:7].tolist()) for t in sample_step(MODEL, TASKS, TOK, cfg, seeded())]
+    assert sorted(set(issues)) == sorted(task.issue for task in TASKS) and len(issues) == 40
+    with pytest.raises(ValueError, match="prompts_per_step=20.*5 tasks"):
+        sample_step(MODEL, TASKS[:5], TOK, cfg, seeded())
+
+
+def test_wrong_temperature_and_vocabulary():
+    with pytest.raises(ValueError, match="temperature=0"):
+        sample_next(torch.zeros(1, 2, dtype=torch.float64), 0, torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="vocabulary|words"):
+        rollout_batch(TinyAgent(20, d=8, n_heads=2), [EditBudgetEnv()], TASKS[:1], TOK, 6, 1.0, seeded())

@@ -1,0 +1,34 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source, make_tasks
+from agentrl.tokenizer import Tokenizer, build_tokenizer
+
+TOK = build_tokenizer(make_tasks("all"))
+
+
+@given(st.lists(st.integers(0, len(TOK) - 1)))
+def test_ids_survive_text(ids):
+    assert TOK.encode(TOK.decode(ids)) == ids
+
+
+def test_knows_all_words_of_the_gym():
+    for task in make_tasks("all"):
+        for op in EDIT_OPS:
+            for other in EDIT_OPS:
+                TOK.encode(compact_source(apply_op(apply_op(task.source, op), other)))
+    TOK.encode(" ".join(NAME_POOL))
+    TOK.encode("error malformed call error no edits left visible tests pass fail applied")
+
+
+def test_ids_do_not_depend_on_the_order_of_tasks():
+    assert build_tokenizer(make_tasks("all")) == TOK
+    assert TOK.itos[TOK.pad_id] == "<pad>" and TOK.itos[TOK.call_end_id] == "</call>"
+
+
+def test_unknown_words_are_named():
+    with pytest.raises(ValueError, match="gnu, yak"):
+        TOK.encode("yak read gnu")
+    with pytest.raises(ValueError, match="twice"):
+        Tokenizer(("a", "b", "a"))

@@ -1,0 +1,111 @@
+"""Train the same run under every condition that must not matter, and compare.
+
+    python -m tools.reproduce               40 steps under each condition (minutes)
+    python -m tools.reproduce --steps 2     a short run, as the tests do it
+
+Each condition runs in a process of its own. Sampled ids and statistics must be equal to the last digit; parameters may
+differ by rounding, and the table says by how much.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import typer
+from tqdm import tqdm
+
+import agentrl as arl
+from agentrl import sampling, training
+
+CONDITIONS = {  # name: environment variables, what is replaced in the process
+    "1 thread": ({"OMP_NUM_THREADS": "1"}, None),
+    "2 threads": ({"OMP_NUM_THREADS": "2"}, None),
+    "default kernels": ({"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}, None),
+    "plain sampler": ({"OMP_NUM_THREADS": "1"}, "plain"),
+    "shuffled batch": ({"OMP_NUM_THREADS": "1"}, "shuffled"),
+    "buckets of 5": ({"OMP_NUM_THREADS": "1"}, "buckets"),
+}
+
+
+def shuffled_rollout(model, envs, tasks, tok, max_turns, temperature, generator):
+    """rollout_batch with the rows of the batch in another order, each with the uniforms that it would have had."""
+    order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(1)).tolist()
+    episodes = [arl.Episode(envs[n], tasks[n], tok, max_turns, model.max_len) for n in order]
+    noise = torch.rand(len(tasks), model.max_len, generator=generator, dtype=torch.float64)
+    arl.run_episodes(arl.CachedReader(model, len(order)), episodes, temperature, noise[order])
+    return [arl.make_trajectory(episodes[order.index(n)]) for n in range(len(order))]
+
+
+def plain_rollout(*args):
+    """rollout_batch by full forward passes."""
+    return arl.rollout_batch(*args, reader=arl.PlainReader)
+
+
+def shuffled_minibatch(policy, opt, minibatch, cfg):
+    """minibatch_step with the rows in reverse order."""
+    rows = torch.arange(len(minibatch["ids"])).flip(0)
+    return arl.minibatch_step(policy, opt, arl.take_rows(minibatch, rows), cfg)
+
+
+def run_here(steps: int, replace: str | None) -> dict:
+    """Train the default arm for `steps` steps in this process; ids as one hash a step, history and parameters."""
+    hashes, sample = [], training.sample_step
+
+    def recorded(*args):
+        trajs = sample(*args)
+        hashes.append(hashlib.sha256(repr([traj.ids.tolist() for traj in trajs]).encode()).hexdigest())
+        return trajs
+
+    training.sample_step = recorded
+    if replace == "plain":
+        sampling.rollout_batch = plain_rollout
+    if replace == "shuffled":
+        sampling.rollout_batch, training.minibatch_step = shuffled_rollout, shuffled_minibatch
+    tok = arl.build_tokenizer(arl.make_tasks("all"))
+    policy = arl.make_rl_base(tok)
+    cfg = arl.RLConfig(bucket_size=5 if replace == "buckets" else 16)
+    history = arl.train_rl(policy, arl.make_tasks("train"), tok, cfg, steps)
+    exact = [{k: v for k, v in row.items() if k not in ("grad_norm", "clip_fraction")} for row in history]
+    parameters = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
+    return {"hashes": hashes, "statistics": exact, "parameters": parameters}
+
+
+def compare(steps: int, conditions=tuple(CONDITIONS)) -> list[dict]:
+    """One row a condition: are ids and statistics equal to the first condition's, and how far apart are parameters?"""
+    results = {}
+    arl.make_rl_base(arl.build_tokenizer(arl.make_tasks("all")))  # once, so that every process reads the same base
+    with tempfile.TemporaryDirectory() as folder:
+        for name in tqdm(conditions, desc="conditions"):
+            variables, replace = CONDITIONS[name]
+            out = Path(folder) / "result.pt"
+            command = [sys.executable, "-m", "tools.reproduce", "--steps", str(steps), "--out", str(out)]
+            command += ["--replace", replace] if replace else []
+            subprocess.run(command, env=os.environ | variables | {"TQDM_DISABLE": "1"}, check=True,
+                           cwd=Path(__file__).parents[1], timeout=3600)
+            results[name] = torch.load(out, weights_only=False)
+    reference = results[conditions[0]]
+    return [{"condition": name, "ids equal": result["hashes"] == reference["hashes"],
+             "statistics equal": result["statistics"] == reference["statistics"],
+             "parameters differ by": (result["parameters"] - reference["parameters"]).abs().max().item()}
+            for name, result in results.items()]
+
+
+def main(steps: int = 40, out: Path | None = None, replace: str | None = None) -> None:
+    """Compare all conditions, or (with --out) run one of them and store its result."""
+    if out:
+        torch.save(run_here(steps, replace), out)
+        return
+    rows = compare(steps)
+    for row in rows:
+        print(f"{row['condition']:16} ids equal: {row['ids equal']}  statistics equal: {row['statistics equal']}  "
+              f"parameters differ by {row['parameters differ by']:.1e}")
+    if not all(row["ids equal"] and row["statistics equal"] for row in rows):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
