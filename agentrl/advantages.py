@@ -1,11 +1,16 @@
+# Made by tools/export.py from notebooks/09_grpo/09_1_group_advantages.py. Do not edit: change it there, then `make export`.
+# Body: 7fafb2f6e86dfa3b
+"""9.1 Judge an episode by its siblings."""
+
 import torch
 
 from agentrl.gradient import keep_only
 
-
+# 09_grpo/09_1_group_advantages, cell 4
 NO_SPREAD = 1e-9
 
 
+# 09_grpo/09_1_group_advantages, cell 5
 def check_groups(rewards, group_size):
     """Raise ValueError unless rewards [B] are finite and B is a multiple of group_size >= 2."""
     if group_size < 2:
@@ -18,6 +23,7 @@ def check_groups(rewards, group_size):
         raise ValueError(f"reward {rewards[row].item()} in row {row}; rewards must be finite")
 
 
+# 09_grpo/09_1_group_advantages, cell 6
 def group_advantages(rewards, group_size, std_normalize=True):
     """Advantages [B], float64, of rewards [B] in contiguous groups (GRPO, Shao et al. 2024).
 
@@ -35,6 +41,7 @@ def group_advantages(rewards, group_size, std_normalize=True):
     return centred.reshape(-1)
 
 
+# 09_grpo/09_1_group_advantages, cell 15
 def compute_advantages(batch, cfg):
     """Token-level group advantages [B, T-1]: the episode's where action_mask is set, 0 elsewhere.
 

@@ -1,11 +1,16 @@
+# Made by tools/export.py from notebooks/06_policy_gradient/06_2_loss_aggregation.py. Do not edit: change it there, then `make export`.
+# Body: 781a0881dfca9b45
+"""6.2 Give every token its weight before splitting the batch."""
+
 import torch
 
 from agentrl.gradient import keep_only
 
-
+# 06_policy_gradient/06_2_loss_aggregation, cell 3
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")
 
 
+# 06_policy_gradient/06_2_loss_aggregation, cell 4
 def loss_weights(mask, mode):
     """Weights [B, T-1], 0 where mask [B, T-1] is 0, such that loss = (weights * per_token_loss).sum().
 
@@ -25,6 +30,7 @@ def loss_weights(mask, mode):
     raise ValueError(f"loss aggregation {mode!r} is unknown; allowed: {', '.join(AGGREGATIONS)}")
 
 
+# 06_policy_gradient/06_2_loss_aggregation, cell 6
 def aggregate(x, mask, mode):
     """One scalar from x [B, T-1] over the kept positions of mask [B, T-1]; modes as in loss_weights."""
     return (loss_weights(mask, mode) * keep_only(x, mask)).sum()

@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
+# Body: 49c4b48824ed2b69
+"""9.3 Name every experiment once."""
+
 import json
 import os
 from dataclasses import asdict
@@ -16,7 +20,7 @@ from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, evaluate, train_rl
 
-
+# 09_grpo/09_3_arms, cell 2
 ARMS = {
     'default': {},
     'penalty 0.05': {'step_penalty': 0.05},
@@ -26,6 +30,7 @@ ARMS = {
 }
 
 
+# 09_grpo/09_3_arms, cell 2
 def arm_config(arm, seed=0):
     """The RLConfig of a named arm; ValueError for a name that is not in ARMS."""
     if arm not in ARMS:
@@ -33,9 +38,11 @@ def arm_config(arm, seed=0):
     return RLConfig(seed=seed, **ARMS[arm])
 
 
+# 09_grpo/09_3_arms, cell 4
 EVALUATION_SEED, EVALUATION_SAMPLES, STEPS = 12345, 16, 40
 
 
+# 09_grpo/09_3_arms, cell 4
 @cached('agentrl.training', 'agentrl.base')
 def train_config(cfg, base_seed=0):
     """Train the RL base under `cfg`: dict of weights, history (a row a step) and heldout (behaviour)."""
@@ -47,6 +54,7 @@ def train_config(cfg, base_seed=0):
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
 
 
+# 09_grpo/09_3_arms, cell 4
 def trained_policy(arm, seed=0, base_seed=0):
     """The policy of an arm after training."""
     policy = make_rl_base(build_tokenizer(make_tasks('all')), seed=base_seed)
@@ -54,23 +62,27 @@ def trained_policy(arm, seed=0, base_seed=0):
     return policy
 
 
+# 09_grpo/09_3_arms, cell 5
 def run_version(arm, base_seed=0):
     """A short text that changes with the arm's configuration or with any code that its result depends on."""
     config = asdict(arm_config(arm)) | {'steps': STEPS, 'evaluation': (EVALUATION_SEED, EVALUATION_SAMPLES)}
     return joblib.hash((json.dumps(config), base_seed, code_version('agentrl.training', 'agentrl.base')))[:12]
 
 
+# 09_grpo/09_3_arms, cell 5
 def runs_path(name):
     """Where the table `name` of runs is stored."""
     return Path(files('agentrl')).parent / 'figures' / 'data' / f'{name}.csv'
 
 
+# 09_grpo/09_3_arms, cell 5
 def read_runs(name):
     """A stored table, empty if there is none yet."""
     path = runs_path(name)
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=['arm', 'seed', 'version'])
 
 
+# 09_grpo/09_3_arms, cell 5
 def store_run(arm, seed, run):
     """Put a run's rows into both tables, in place of older rows of the same arm and seed; all or nothing."""
     label = {'arm': arm, 'seed': seed, 'version': run_version(arm)}
@@ -88,12 +100,14 @@ def store_run(arm, seed, run):
             os.replace(part, runs_path(name))
 
 
+# 09_grpo/09_3_arms, cell 6
 def train_and_label(arm, seed):
     """What a worker process does: one run on one thread."""
     torch.set_num_threads(1)
     return arm, seed, train_config(arm_config(arm, seed))
 
 
+# 09_grpo/09_3_arms, cell 6
 def arm_results(arms, seeds, jobs=2):
     """(heldout, history) of the given arms and seeds as tidy tables; trains what is not stored, with progress."""
     stored = read_runs('heldout')

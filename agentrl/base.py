@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/05_trajectories/05_5_rl_base.py. Do not edit: change it there, then `make export`.
+# Body: 5007d64b022eca3b
+"""5.5 Start from a policy that mostly fails, in useful ways."""
+
 import torch
 from tqdm import tqdm
 
@@ -8,29 +12,34 @@ from agentrl.model import TinyAgent, sequence_log_probs
 from agentrl.tasks import EDIT_OPS, make_tasks, randomize_names
 from agentrl.tokenizer import CALL, CALL_END, Tokenizer
 
-
+# 05_trajectories/05_5_rl_base, cell 2
 DEMONSTRATED = tuple(op for op in EDIT_OPS if op != 'fix_return')
 
 
+# 05_trajectories/05_5_rl_base, cell 2
 def choose(options, rng, weights=None):
     """One of `options`, drawn with the torch.Generator `rng`."""
     weights = torch.ones(len(options)) if weights is None else torch.tensor(weights)
     return options[int(torch.multinomial(weights.double(), 1, generator=rng))]
 
 
+# 05_trajectories/05_5_rl_base, cell 2
 def chance(p, rng):
     """True with probability p."""
     return bool(torch.rand(1, generator=rng, dtype=torch.float64) < p)
 
 
+# 05_trajectories/05_5_rl_base, cell 3
 def submit_at_once(task, edits, rng):
     return ['submit']
 
 
+# 05_trajectories/05_5_rl_base, cell 3
 def edit_blindly(task, edits, rng):
     return [f'edit {choose(edits, rng)}', 'submit']
 
 
+# 05_trajectories/05_5_rl_base, cell 3
 def dither(task, edits, rng):
     """Up to six tests, reads and edits without a plan (after each, one in twenty stops), then submit: often one call too late."""
     calls = []
@@ -40,6 +49,7 @@ def dither(task, edits, rng):
     return [*calls, 'submit']
 
 
+# 05_trajectories/05_5_rl_base, cell 3
 def read_and_edit(task, edits, rng):
     """Read, edit (right nine times in ten, if the right edit is known), test, submit; now and then give up after reading."""
     if chance(0.06, rng):
@@ -52,12 +62,14 @@ def read_and_edit(task, edits, rng):
 HABITS = {submit_at_once: 0.16, edit_blindly: 0.33, dither: 0.30, read_and_edit: 0.21}
 
 
+# 05_trajectories/05_5_rl_base, cell 4
 def spoil(words, rng):
     """A call with its middle word dropped or doubled."""
     middle = 1 + int(torch.randint(len(words) - 2, (1,), generator=rng))
     return words[:middle] + words[middle + 1:] if chance(0.5, rng) else words[:middle + 1] + words[middle:]
 
 
+# 05_trajectories/05_5_rl_base, cell 4
 def demonstrate(task, habit, tok, edits, rng, malformed=0.01):
     """The trajectory of a habit on a task, in the real environment; spoiled calls come before the real ones."""
     episode = Episode(EditBudgetEnv(), task, tok, max_turns=12, max_len=256)
@@ -72,6 +84,7 @@ def demonstrate(task, habit, tok, edits, rng, malformed=0.01):
     return make_trajectory(episode)
 
 
+# 05_trajectories/05_5_rl_base, cell 6
 def clone_step(policy, optimizer, batch):
     """One step of cross-entropy on the action tokens of a batch; returns the loss."""
     optimizer.zero_grad()
@@ -87,6 +100,7 @@ def clone_step(policy, optimizer, batch):
     return total
 
 
+# 05_trajectories/05_5_rl_base, cell 6
 def demonstrations(tasks, habits, tok, edits, n, rng):
     """A batch of n demonstrations: random tasks with fresh names, habits in the given shares."""
     named = [randomize_names(choose(tasks, rng), rng) for _ in range(n)]
@@ -94,6 +108,7 @@ def demonstrations(tasks, habits, tok, edits, n, rng):
     return collate([demonstrate(task, habit, tok, edits, rng) for task, habit in zip(named, kinds, strict=True)], tok.pad_id)
 
 
+# 05_trajectories/05_5_rl_base, cell 7
 def clone(tok, edits, seed):
     """Train TinyAgent on demonstrations in two stages; returns the policy."""
     rng = torch.Generator().manual_seed(seed)
@@ -112,12 +127,14 @@ def clone(tok, edits, seed):
     return policy
 
 
+# 05_trajectories/05_5_rl_base, cell 8
 @cached('base')
 def base_weights(vocabulary, edits, seed):
     """Weights of the cloned policy for a vocabulary (tuple of words)."""
     return clone(Tokenizer(vocabulary), edits, seed).state_dict()
 
 
+# 05_trajectories/05_5_rl_base, cell 8
 def make_rl_base(tok, seed=0, edits=DEMONSTRATED):
     """The RL starting policy: TinyAgent cloned from imperfect demonstrations that use only `edits`."""
     policy = TinyAgent(len(tok), seed=seed)

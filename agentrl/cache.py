@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/00_start_here/00_3_cache.py. Do not edit: change it there, then `make export`.
+# Body: 07db06dc200c13e7
+"""0.3 Keep what was trained, under a key of its configuration and its code."""
+
 import ast
 import functools
 import hashlib
@@ -18,11 +22,22 @@ from joblib.func_inspect import get_func_code
 from joblib.memory import FileSystemStoreBackend
 
 
+# 00_start_here/00_3_cache, cell 2
 def cache_dir():
-    """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs only time."""
+    """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs time, nothing else."""
     return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_CACHE') or '.cache')
 
 
+# 00_start_here/00_3_cache, cell 3
+def tree_text(node):
+    """A syntax tree as text, without its empty fields."""
+    if isinstance(node, ast.AST):
+        fields = [f'{name}={tree_text(value)}' for name, value in ast.iter_fields(node) if value not in (None, [])]
+        return f'{type(node).__name__}({", ".join(fields)})'
+    return f'[{", ".join(map(tree_text, node))}]' if isinstance(node, list) else repr(node)
+
+
+# 00_start_here/00_3_cache, cell 3
 def code_statements(source):
     """The top-level statements of Python source as text that does not depend on comments, docstrings and layout."""
     tree = ast.parse(source)
@@ -30,9 +45,10 @@ def code_statements(source):
     for node in ast.walk(tree):
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-    return [ast.dump(statement) for statement in tree.body]
+    return [tree_text(statement) for statement in tree.body]
 
 
+# 00_start_here/00_3_cache, cell 5
 def outside_functions(node):
     """All nodes of a syntax tree that run when the module is imported."""
     for child in ast.iter_child_nodes(node):
@@ -41,6 +57,7 @@ def outside_functions(node):
             yield from outside_functions(child)
 
 
+# 00_start_here/00_3_cache, cell 5
 def imported_modules(source):
     """Names of the agentrl modules that Python source imports outside of functions."""
     names = []
@@ -52,6 +69,7 @@ def imported_modules(source):
     return sorted({f'{name}.'.split('.')[1] for name in names if name.split('.')[0] == 'agentrl'})
 
 
+# 00_start_here/00_3_cache, cell 7
 def module_source(name):
     """The source of agentrl/<name>.py."""
     path = Path(files('agentrl')) / f'{name}.py'
@@ -62,18 +80,20 @@ def module_source(name):
     return path.read_text(encoding='utf-8')
 
 
-def code_version(module_name):
-    """Twelve hex digits of SHA-256 over the code of an agentrl module, of all that it imports from agentrl, and torch's version."""
-    sources, queue = {}, [module_name]
+# 00_start_here/00_3_cache, cell 7
+def code_version(*module_names):
+    """Twelve hex digits of SHA-256 over the code of agentrl modules, of all that they import from agentrl, and torch's version."""
+    sources, queue = {}, [name.removeprefix('agentrl.') for name in module_names]
     while queue:
         name = queue.pop()
-        if name not in sources:
+        if name not in sources and (name != 'cache' or name in module_names):
             sources[name] = module_source(name)
             queue += imported_modules(sources[name])
     code = [(name, code_statements(sources[name])) for name in sorted(sources)]
-    return hashlib.sha256(repr((version('torch'), code)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((version('torch').split('+')[0], code)).encode()).hexdigest()[:12]
 
 
+# 00_start_here/00_3_cache, cell 11
 class CheckedStore(FileSystemStoreBackend):
     """joblib's folder on disk; what it holds is used only if the SHA-256 written beside it is right."""
 
@@ -102,21 +122,22 @@ class CheckedStore(FileSystemStoreBackend):
 joblib.register_store_backend('checked', CheckedStore)
 
 
-def notebook_edits(function, module_name):
-    """Statements of the function and of its notebook's exporting cells that agentrl/<module_name>.py lacks; [] for a module's function."""
-    if function.__module__ != '__main__':
-        return []
-    cells = [cell for cell in function.__globals__.get('In', []) if re.match(r'#\s?@save\b', cell)]
+# 00_start_here/00_3_cache, cell 12
+def notebook_edits(cells):
+    """Statements in the exporting cells of a notebook that the module made from it lacks; [] if it was not edited."""
+    marks = [re.match(r'#\s?@save\b *(\w*)', cell) for cell in cells]
+    names = [mark[1] for mark in marks if mark and mark[1]]
+    known = code_statements(module_source(names[0])) if names else []
     edits = set()
-    for source in [textwrap.dedent(inspect.getsource(function)), *cells]:
+    for cell in (cell for cell, mark in zip(cells, marks, strict=True) if mark):
         try:
-            edits |= set(code_statements(source))
+            edits |= set(code_statements(cell))
         except SyntaxError:                                             # a cell that did not run
             continue
-    known = code_statements(module_source(module_name))
     return sorted(edit for edit in edits.difference(known) if not edit.startswith('Import'))
 
 
+# 00_start_here/00_3_cache, cell 14
 class PlainPickler(pickle.Pickler):
     """Refuses tensors, whose pickles differ between processes."""
 
@@ -128,6 +149,7 @@ class PlainPickler(pickle.Pickler):
         return NotImplemented
 
 
+# 00_start_here/00_3_cache, cell 14
 def argument_key(function, args, kwargs):
     """The same text for the same arguments, however they are given."""
     bound = inspect.signature(function).bind(*args, **kwargs)
@@ -136,26 +158,29 @@ def argument_key(function, args, kwargs):
     return joblib.hash(dict(bound.arguments))
 
 
+# 00_start_here/00_3_cache, cell 16
 def make_bytes(key, function, args, kwargs):
     """What is really kept: the function's result, pickled. (joblib looks at the key alone.)"""
     return pickle.dumps(function(*args, **kwargs))
 
 
-def cached(module_name):
-    """Decorator: keep results on disk under the function's name, its arguments and the code of an agentrl module.
+# 00_start_here/00_3_cache, cell 16
+def cached(*module_names):
+    """Decorator: keep results on disk under a function's name, code and arguments, and the code of agentrl modules.
 
-    A changed module (or notebook) gives a new key. A damaged file is made again with a warning. The version is that of the
-    code when the function was defined. Raises ValueError for an unknown module and for arguments that hold tensors.
+    A change in any of them gives a new key. A damaged file is made again with a warning. ValueError for an unknown module and,
+    when called, for arguments that hold tensors.
     """
-    code = code_version(module_name)
+    modules_code = code_version(*module_names)
 
     def decorate(function):
-        name = re.sub(r'[^\w.]', '_', f'{module_name}.{function.__qualname__}')
+        name = re.sub(r'[^\w.]', '_', f'{module_names[0].removeprefix("agentrl.")}.{function.__qualname__}')
+        code = (modules_code, code_statements(textwrap.dedent(inspect.getsource(function))))
+        cells = function.__globals__.get('In', [])                      # a notebook's list, which grows as cells run
 
         @functools.wraps(function)
         def fetch(*args, **kwargs):
-            arguments = argument_key(function, args, kwargs)
-            key = joblib.hash((arguments, code, notebook_edits(function, module_name)))
+            key = joblib.hash((argument_key(function, args, kwargs), code, notebook_edits(cells)))
             memory = joblib.Memory(cache_dir() / name, backend='checked', compress=3, verbose=0)
             kept = memory.cache(make_bytes, ignore=['function', 'args', 'kwargs'])
             with FileLock(cache_dir() / name / f'{key}.lock'):

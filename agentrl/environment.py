@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/04_environment/04_3_bugfix_env.py. Do not edit: change it there, then `make export`.
+# Body: 0366f6dff3b372ca
+"""4.3 Let an agent act: the BugFix environment."""
+
 import string
 
 import gymnasium as gym
@@ -9,6 +13,7 @@ from agentrl.testing import run_tests
 from agentrl.tokenizer import CALL, CALL_END, TOOLS
 
 
+# 04_environment/04_3_bugfix_env, cell 2
 def parse_call(text):
     """(tool, edit or None) of a well-formed call, ('invalid', None) for any other string."""
     match text.split():
@@ -19,21 +24,25 @@ def parse_call(text):
     return 'invalid', None
 
 
+# 04_environment/04_3_bugfix_env, cell 4
 def passes(env, kind):
     """Does the present source pass the task's 'hidden' or 'visible' tests?"""
     return run_tests(env.source, getattr(env.task, f'{kind}_tests')).passed
 
 
+# 04_environment/04_3_bugfix_env, cell 4
 def do_read(env, _):
     env.info['n_reads'] += 1
     return compact_source(env.source)
 
 
+# 04_environment/04_3_bugfix_env, cell 4
 def do_test(env, _):
     env.info['n_tests'] += 1
     return f'visible tests {"pass" if passes(env, "visible") else "fail"}'
 
 
+# 04_environment/04_3_bugfix_env, cell 4
 def do_edit(env, op):
     if env.info['n_edits'] >= env.max_edits:
         return 'error no edits left'
@@ -42,11 +51,13 @@ def do_edit(env, op):
     return 'applied'
 
 
+# 04_environment/04_3_bugfix_env, cell 4
 def do_submit(env, _):
     env.info |= {'submitted': True, 'hidden_pass': passes(env, 'hidden')}
     return ''
 
 
+# 04_environment/04_3_bugfix_env, cell 4
 def do_invalid(env, _):
     env.info['n_invalid'] += 1
     return 'error malformed call'
@@ -55,10 +66,12 @@ def do_invalid(env, _):
 ACTIONS = {'read': do_read, 'test': do_test, 'edit': do_edit, 'submit': do_submit, 'invalid': do_invalid}
 
 
+# 04_environment/04_3_bugfix_env, cell 5
 STOPS = ('submit', 'turn_budget', 'context', 'length', 'invalid', 'graded')
 COUNTS = ('n_turns', 'n_invalid', 'n_reads', 'n_tests', 'n_edits')
 
 
+# 04_environment/04_3_bugfix_env, cell 5
 def check_count(name, value, least=1):
     """`value` if it is a whole number of at least `least`, else a ValueError that names it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -66,6 +79,7 @@ def check_count(name, value, least=1):
     return value
 
 
+# 04_environment/04_3_bugfix_env, cell 5
 def random_task(np_random):
     """A train task with fresh names, drawn from a NumPy generator (Gymnasium's)."""
     tasks = make_tasks('train')
@@ -73,6 +87,7 @@ def random_task(np_random):
     return randomize_names(tasks[int(np_random.integers(len(tasks)))], rng)
 
 
+# 04_environment/04_3_bugfix_env, cell 6
 class BugFixEnv(gym.Env):
     """Repair one function by calls in text; `reset(options={'task': t, 'max_turns': n})` sets both for one episode.
 
@@ -100,8 +115,7 @@ class BugFixEnv(gym.Env):
             raise RuntimeError(f"the episode has ended ({self.info['stop']}); call reset() before the next step")
         tool, op = parse_call(action)
         self.info['n_turns'] += 1
-        observation = ACTIONS[tool](self, op)
-        reward = self.reward(tool, lambda kind: passes(self, kind))
+        observation, reward = ACTIONS[tool](self, op), self.reward(tool, lambda kind: passes(self, kind))
         terminated = self.info['submitted']
         truncated = not terminated and self.info['n_turns'] >= self.budget
         self.info['stop'] = 'submit' if terminated else 'turn_budget' if truncated else None
@@ -115,6 +129,7 @@ class BugFixEnv(gym.Env):
         return dict(self.info)
 
 
+# 04_environment/04_3_bugfix_env, cell 7
 class EditBudgetEnv(BugFixEnv):
     """BugFixEnv with a limit on edits; a further edit is a valid call that fails."""
 
@@ -122,12 +137,14 @@ class EditBudgetEnv(BugFixEnv):
         super().__init__(max_turns, reward, max_edits)
 
 
+# 04_environment/04_3_bugfix_env, cell 7
 def make_env(cfg):
     """The environment of a configuration (its max_turns, max_edits and the four fields of the reward)."""
     reward = make_reward(cfg.reward, cfg.step_penalty, cfg.wrong_submit, cfg.invalid_penalty)
     return EditBudgetEnv(cfg.max_turns, reward, cfg.max_edits)
 
 
+# 04_environment/04_3_bugfix_env, cell 11
 class LoggedEnv(gym.Wrapper):
     """Appends the final info of each episode to `log`."""
 
@@ -146,6 +163,7 @@ class LoggedEnv(gym.Wrapper):
         return self.log[-1]
 
 
+# 04_environment/04_3_bugfix_env, cell 11
 def log_by_step(history, log):
     """The infos of each training step: `history` rows say in `episodes` how many there were."""
     counts = [row['episodes'] for row in history]

@@ -1,41 +1,54 @@
+# Made by tools/export.py from notebooks/05_trajectories/05_2_episodes.py. Do not edit: change it there, then `make export`.
+# Body: 8f2bd17404395353
+"""5.2 Keep a record of who wrote each token."""
+
 from dataclasses import dataclass, field
 
 import torch
 
 from agentrl.tokenizer import BOS, OBS, OBS_END
 
-
+# 05_trajectories/05_2_episodes, cell 2
 OWNER = {'template': 0, 'prompt': 1, 'policy': 2, 'tool': 3}
 MAX_CALL_TOKENS = 6                                                     # a call that is longer is cut, and malformed
 
 
-class Episode:
-    """One running episode: ids, owner and turn of all tokens, log-probabilities of the policy's, actions as text."""
+# 05_trajectories/05_2_episodes, cell 3
+class TokenRow:
+    """A growing row of tokens: ids, and owner, turn and log-probability (0 unless the policy's) of each."""
+
+    def __init__(self):
+        self.ids, self.owner, self.turn, self.logp = [], [], [], []
+
+    def append(self, turn, *parts):
+        """Append the tokens of a turn, given as pairs (owner, ids)."""
+        for owner, ids in parts:
+            self.ids += ids
+            self.owner += [OWNER[owner]] * len(ids)
+            self.turn += [turn] * len(ids)
+            self.logp += [0.0] * len(ids)
+
+
+# 05_trajectories/05_2_episodes, cell 5
+class Episode(TokenRow):
+    """One running episode: the row of its tokens, its calls as text (`actions`), reward, info and `done`."""
 
     def __init__(self, env, task, tok, max_turns, max_len):
+        super().__init__()
         self.env, self.tok, self.max_len = env, tok, max_len
         issue, self.info = env.reset(options={'task': task, 'max_turns': max_turns})
-        self.ids, self.owner, self.turn, self.logp = [], [], [], []
         self.actions, self.reward, self.done = [], 0.0, False
-        self.append(tok.encode(BOS), 'template', -1)
-        self.append(tok.encode(issue), 'prompt', -1)
-        if len(self.ids) + MAX_CALL_TOKENS > max_len:
-            raise ValueError(f'max_len={max_len} is too short: the prompt has {len(self.ids)} tokens and a call up to '
-                             f'{MAX_CALL_TOKENS}; use at least {len(self.ids) + MAX_CALL_TOKENS}')
-
-    def append(self, ids, owner, turn, logp=None):
-        """Append tokens of one owner and turn."""
-        self.ids += ids
-        self.owner += [OWNER[owner]] * len(ids)
-        self.turn += [turn] * len(ids)
-        self.logp += [0.0] * len(ids) if logp is None else logp
+        self.append(-1, ('template', tok.encode(BOS)), ('prompt', tok.encode(issue)))
+        if (needed := len(self.ids) + MAX_CALL_TOKENS) > max_len:
+            raise ValueError(f'max_len={max_len} is too short for a prompt and one call; use at least {needed}')
 
     def act(self, call_ids, call_logp):
         """Make the call with these ids, sampled at these log-probabilities, and append what the environment answers."""
         if self.done:
             raise RuntimeError(f"the episode has ended ({self.info['stop']}); start a new Episode")
         turn = len(self.actions)
-        self.append(list(call_ids), 'policy', turn, list(call_logp))
+        self.append(turn, ('policy', list(call_ids)))
+        self.logp[len(self.logp) - len(call_ids):] = call_logp
         self.actions.append(self.tok.decode(call_ids))
         observation, reward, terminated, truncated, self.info = self.env.step(self.actions[-1])
         self.reward += reward
@@ -46,14 +59,15 @@ class Episode:
     def observe(self, ids, turn):
         """Append an observation if it fits; cut the episode if no further call fits."""
         if len(self.ids) + len(ids) + 2 <= self.max_len:
-            for part, owner in ((self.tok.encode(OBS), 'template'), (ids, 'tool'), (self.tok.encode(OBS_END), 'template')):
-                self.append(part, owner, turn)
+            start, end = self.tok.encode(OBS), self.tok.encode(OBS_END)
+            self.append(turn, ('template', start), ('tool', ids), ('template', end))
             if len(self.ids) + MAX_CALL_TOKENS <= self.max_len:
                 return
         self.info = self.env.get_wrapper_attr('cut')('context')
         self.done = True
 
 
+# 05_trajectories/05_2_episodes, cell 7
 @dataclass
 class Trajectory:
     """A finished episode: ids [T], action_mask [T-1], logp [T-1] (at sampling), reward, info, owner [T], turn [T]."""
@@ -80,6 +94,7 @@ class Trajectory:
         return tokens_text(*self.view())
 
 
+# 05_trajectories/05_2_episodes, cell 7
 def make_trajectory(episode):
     """The trajectory of an episode (of a finished one, if it is to be trained on)."""
     owner = torch.tensor(episode.owner)                                           # [T]
@@ -89,6 +104,7 @@ def make_trajectory(episode):
         owner=owner, turn=torch.tensor(episode.turn), tok=episode.tok)
 
 
+# 05_trajectories/05_2_episodes, cell 11
 def pad_rows(rows, width, value):
     """Stack 1-D tensors into [B, width], filled with `value` at the right; ValueError if a row is longer."""
     if (longest := max(len(row) for row in rows)) > width:
@@ -99,6 +115,7 @@ def pad_rows(rows, width, value):
     return out
 
 
+# 05_trajectories/05_2_episodes, cell 11
 def collate(trajs, pad_id):
     """Trajectories as a batch: ids, owner, turn [B, T]; action_mask, logp [B, T-1]; reward, length [B]."""
     width = max(len(traj.ids) for traj in trajs)
@@ -113,6 +130,7 @@ def collate(trajs, pad_id):
     }
 
 
+# 05_trajectories/05_2_episodes, cell 13
 def take_rows(batch, rows):
     """Rows of a batch as a batch of its own, without the columns that are padding in all of them."""
     spare = batch['ids'].shape[1] - int(batch['length'][rows].max())
@@ -120,6 +138,7 @@ def take_rows(batch, rows):
             for name, value in batch.items()}
 
 
+# 05_trajectories/05_2_episodes, cell 13
 def length_buckets(length, size=16):
     """Row numbers sorted by length and cut into buckets of `size`: length [B] -> list of [<=size]."""
     return list(length.argsort(stable=True).split(size))

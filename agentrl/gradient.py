@@ -1,16 +1,21 @@
-import torch
+# Made by tools/export.py from notebooks/06_policy_gradient/06_1_gradient_and_mask.py. Do not edit: change it there, then `make export`.
+# Body: 622e082d35d65134
+"""6.1 Train on the tokens that the policy chose."""
 
 
+# 06_policy_gradient/06_1_gradient_and_mask, cell 9
 def keep_only(x, mask):
     """x where mask is set, elsewhere exactly 0 with gradient 0, even where x is inf or NaN."""
     return x.masked_fill(~mask.bool(), 0.0)
 
 
+# 06_policy_gradient/06_1_gradient_and_mask, cell 11
 def masked_mean(x, mask):
     """Mean of x over the kept positions, as a scalar; 0 where nothing is kept."""
     return keep_only(x, mask).sum() / mask.bool().sum().clamp(min=1)
 
 
+# 06_policy_gradient/06_1_gradient_and_mask, cell 13
 def reinforce_loss(logp, advantages, mask):
     """REINFORCE (Williams 1992) as a loss, token mean: -masked_mean(advantages * logp).
 

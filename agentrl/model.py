@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
+# Body: 6329f44bfd7b22b3
+"""3.2 Build TinyAgent and read each token once."""
+
 from dataclasses import dataclass, replace
 
 import torch
@@ -5,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
+# 03_model/03_2_tiny_agent, cell 2
 class Block(nn.Module):
     """Pre-norm transformer block: x [..., d] -> [..., d]."""
 
@@ -22,16 +27,19 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+# 03_model/03_2_tiny_agent, cell 3
 def split_heads(x, n_heads):
     """[B, n, d] -> [B, H, n, d/H]"""
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
+# 03_model/03_2_tiny_agent, cell 3
 def merge_heads(x):
     """[B, H, n, d/H] -> [B, n, d]"""
     return x.transpose(1, 2).flatten(2)
 
 
+# 03_model/03_2_tiny_agent, cell 3
 def attend_causally(n_heads):
     """Attention of whole rows: every token sees itself and what stands before it."""
     def attend(q, k, v):
@@ -41,6 +49,7 @@ def attend_causally(n_heads):
     return attend
 
 
+# 03_model/03_2_tiny_agent, cell 4
 @dataclass
 class KVCache:
     """Keys and values read so far: kv [layers, 2, R, H, width, d/H], lengths [R]."""
@@ -57,6 +66,7 @@ class KVCache:
         return self if extra == 0 else replace(self, kv=F.pad(self.kv, (0, 0, 0, extra)))
 
 
+# 03_model/03_2_tiny_agent, cell 5
 @dataclass
 class NewTokens:
     """New tokens of all rows laid end to end: ids, row, offset within the row's news, position [N]; mask [R, 1, n, width]."""
@@ -67,6 +77,7 @@ class NewTokens:
     mask: torch.Tensor
 
 
+# 03_model/03_2_tiny_agent, cell 5
 def lay_out(new_ids, lengths):
     """NewTokens of a list of lists of ids (some may be empty), for rows that have read `lengths` [R] tokens."""
     n_new = torch.tensor([len(ids) for ids in new_ids])                           # [R]
@@ -78,6 +89,7 @@ def lay_out(new_ids, lengths):
                      position=lengths[row] + offset, mask=(keys <= queries[..., None])[:, None])
 
 
+# 03_model/03_2_tiny_agent, cell 7
 def attend_to_cache(kv, new, n_heads):
     """Attention of new tokens over one layer's cache kv [2, R, H, width, d/H], into which their keys and values go first."""
     n_rows, _, n, width = new.mask.shape
@@ -94,16 +106,15 @@ def attend_to_cache(kv, new, n_heads):
     return attend
 
 
+# 03_model/03_2_tiny_agent, cell 8
 class TinyAgent(nn.Module):
     """Decoder-only transformer policy over `vocab_size` words and at most `max_len` tokens, on the CPU in float64."""
 
     def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256, dtype=torch.float64, seed=0):
         super().__init__()
-        if d % n_heads:
-            raise ValueError(f'd={d} must be a multiple of n_heads={n_heads}')
+        check_heads(d, n_heads)
         self.max_len, self.vocab_size, self.n_heads = max_len, vocab_size, n_heads
-        self.tokens = nn.Embedding(vocab_size, d, dtype=dtype)
-        self.positions = nn.Embedding(max_len, d, dtype=dtype)
+        self.tokens, self.positions = (nn.Embedding(n, d, dtype=dtype) for n in (vocab_size, max_len))
         self.blocks = nn.ModuleList(Block(d, d_mlp, dtype) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d, dtype=dtype)
         self.head = nn.Linear(d, vocab_size, bias=False, dtype=dtype)
@@ -119,9 +130,9 @@ class TinyAgent(nn.Module):
 
     def empty_cache(self, n_rows):
         """A cache for `n_rows` episodes of which nothing has been read."""
-        d = self.head.in_features
-        kv = self.head.weight.new_zeros(len(self.blocks), 2, n_rows, self.n_heads, 0, d // self.n_heads)
-        return KVCache(kv.detach(), torch.zeros(n_rows, dtype=torch.long))
+        d_head = self.head.in_features // self.n_heads
+        kv = torch.zeros(len(self.blocks), 2, n_rows, self.n_heads, 0, d_head, dtype=self.head.weight.dtype)
+        return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
 
     @torch.no_grad()
     def extend(self, new_ids, cache):
@@ -137,6 +148,7 @@ class TinyAgent(nn.Module):
         return self.head(self.norm(x[last])), replace(cache, lengths=cache.lengths + n_new)
 
 
+# 03_model/03_2_tiny_agent, cell 9
 def init_weights(model, rng):
     """Normal weights of standard deviation 0.02 to 0.12 by width, residual outputs divided by sqrt(2 layers), zero biases."""
     residual = {id(m) for block in model.blocks for m in (block.out, block.mlp[2])}
@@ -150,6 +162,14 @@ def init_weights(model, rng):
                 nn.init.zeros_(module.bias)
 
 
+# 03_model/03_2_tiny_agent, cell 9
+def check_heads(d, n_heads):
+    """ValueError if the width does not divide into heads."""
+    if d % n_heads:
+        raise ValueError(f'd={d} must be a multiple of n_heads={n_heads}')
+
+
+# 03_model/03_2_tiny_agent, cell 9
 def check_ids(model, ids, length):
     """ValueError if the batch is longer than the context or holds a word the model has no row for."""
     if length > model.max_len:
@@ -160,11 +180,13 @@ def check_ids(model, ids, length):
                          'build TinyAgent(len(tok)) from the tokenizer that made these ids')
 
 
+# 03_model/03_2_tiny_agent, cell 12
 def selected_log_probs(logits, ids):
     """log softmax(logits)[ids]: logits [..., V], ids [...] -> [...]."""
     return logits.gather(-1, ids[..., None])[..., 0] - logits.logsumexp(-1)
 
 
+# 03_model/03_2_tiny_agent, cell 12
 def sequence_log_probs(model, ids, temperature=1.0):
     """log p(ids[:, t+1] | ids[:, :t+1]) at the given temperature: [B, T] -> [B, T-1]."""
     return selected_log_probs(model(ids[:, :-1]) / temperature, ids[:, 1:])

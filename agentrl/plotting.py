@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
+# Body: b7d82cfba29e8d2a
+"""0.2 Draw every figure from a table that is kept beside it."""
+
 import io
 import os
 import re
@@ -12,7 +16,7 @@ from matplotlib.text import Annotation
 from scipy.optimize import isotonic_regression
 from scipy.stats import sem, t
 
-
+# 00_start_here/00_2_figures_and_tables, cell 2
 ARM_COLORS = {
     'base': '#888888',                                                  # the policy that training starts from
     'default': '#0072B2', 'full': '#0072B2', 'multi-turn only': '#0072B2',
@@ -25,18 +29,22 @@ ARM_COLORS = {
     'keep_obs 1': '#332288',
     'truncation masked': '#882255',
     'mixture': '#999933', '50/50 mixture': '#999933',
+    'fixed names': '#AA4499',
 }
-SPARE_COLORS = ('#117733', '#AA4499', '#661100', '#6699CC')
+SPARE_COLORS = ('#117733', '#661100', '#6699CC')
 
 
+# 00_start_here/00_2_figures_and_tables, cell 3
 def arm_color(arm):
-    """The colour of an arm in the whole book; an unknown arm gets `SPARE_COLORS[crc32(name) % 4]`."""
+    """The colour of an arm in the whole book; an unknown arm gets `SPARE_COLORS[crc32(name) % 3]`."""
     return ARM_COLORS.get(arm, SPARE_COLORS[zlib.crc32(arm.encode()) % len(SPARE_COLORS)])
 
 
+# 00_start_here/00_2_figures_and_tables, cell 5
 OWNER_COLORS = {'template': '#888888', 'prompt': '#56B4E9', 'policy': '#E69F00', 'tool': '#009E73'}
 
 
+# 00_start_here/00_2_figures_and_tables, cell 6
 STYLE = {
     'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#E5E5E5', 'grid.linewidth': 0.8,
     'axes.spines.top': False, 'axes.spines.right': False,
@@ -47,16 +55,19 @@ STYLE = {
 }
 
 
+# 00_start_here/00_2_figures_and_tables, cell 6
 def use_style():
     """Draw in the style of this book from here on."""
     plt.rcParams.update(STYLE)
 
 
+# 00_start_here/00_2_figures_and_tables, cell 9
 def figures_dir():
     """The folder of figures: `$AGENTRL_FIGURES`, or figures/ in the repository."""
     return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_FIGURES') or 'figures')
 
 
+# 00_start_here/00_2_figures_and_tables, cell 9
 def save_table(frame, name):
     """Write figures/tables/<name>.csv, without the index, floats with six digits; return that short path."""
     if not re.fullmatch(r'[\w-]+', name, flags=re.ASCII):
@@ -68,6 +79,7 @@ def save_table(frame, name):
     return f'figures/tables/{name}.csv'
 
 
+# 00_start_here/00_2_figures_and_tables, cell 11
 def save_figure(fig, name, table):
     """Write figures/<name>.svg and, as figures/tables/<name>.csv, the table that it shows; return the picture's short path."""
     save_table(table, name)
@@ -78,6 +90,7 @@ def save_figure(fig, name, table):
     return f'figures/{name}.svg'
 
 
+# 00_start_here/00_2_figures_and_tables, cell 13
 def mean_interval(values):
     """Mean and 95% interval (mean, low, high) by Student's t with the sample standard deviation; one value has no interval (nan).
 
@@ -92,6 +105,7 @@ def mean_interval(values):
     return mean, mean - half, mean + half
 
 
+# 00_start_here/00_2_figures_and_tables, cell 15
 def spread_labels(ax, gap=11):
     """Move the labels at line ends apart, as little as possible, until they are `gap` points from each other."""
     labels = [text for text in ax.texts if isinstance(text, Annotation) and text.get_label() == 'line end']
@@ -102,6 +116,7 @@ def spread_labels(ax, gap=11):
         label.xyann = (6, spaced[i] + gap * i - ends[i])
 
 
+# 00_start_here/00_2_figures_and_tables, cell 15
 def plot_bands(ax, frame, x, y, arm):
     """Draw an arm: mean over seeds as a line, lowest to highest seed as a band, its name at the line's end.
 
@@ -119,6 +134,7 @@ def plot_bands(ax, frame, x, y, arm):
     spread_labels(ax)
 
 
+# 00_start_here/00_2_figures_and_tables, cell 17
 def book_results(section, experiment=None):
     """The book's values for a section (`'12.3'`) and, if given, one of its experiments: columns as in book_results.csv."""
     path = Path(files('agentrl')).parent / 'figures' / 'book_results.csv'
@@ -133,6 +149,7 @@ def book_results(section, experiment=None):
     return rows[rows['experiment'] == experiment].reset_index(drop=True)
 
 
+# 00_start_here/00_2_figures_and_tables, cell 20
 def beside_book(ours, section, experiment):
     """A row for each arm and metric: our mean over seeds, its 95% t interval (low, high), number of seeds, the book's value.
 

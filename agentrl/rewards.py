@@ -1,6 +1,12 @@
+# Made by tools/export.py from notebooks/04_environment/04_2_rewards.py. Do not edit: change it there, then `make export`.
+# Body: 71bc7945d209a825
+"""4.2 Say what is wanted in one function."""
+
+# 04_environment/04_2_rewards, cell 1
 REWARD_KINDS = ('hidden', 'visible')
 
 
+# 04_environment/04_2_rewards, cell 2
 def make_reward(kind='hidden', step_penalty=0.0, wrong_submit=0.0, invalid_penalty=0.0):
     """The reward of one call as a function of (tool, passes): `passes(kind)` gives the verdict, asked only at `submit`.
 

@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/05_trajectories/05_3_lockstep_sampler.py. Do not edit: change it there, then `make export`.
+# Body: dc8bc6ee58546cb6
+"""5.3 Sample many episodes in lockstep, and get the same tokens whatever the batch."""
+
 import torch
 
 from agentrl.environment import make_env
@@ -6,6 +10,7 @@ from agentrl.model import selected_log_probs
 from agentrl.tasks import randomize_names
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 2
 def sample_next(logits, temperature, noise):
     """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids [B], log-probabilities [B]."""
     if temperature <= 0:
@@ -16,6 +21,7 @@ def sample_next(logits, temperature, noise):
     return ids, selected_log_probs(scaled, ids)
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 5
 class PlainReader:
     """Logits for the next token by a full forward pass over everything read so far."""
 
@@ -34,6 +40,7 @@ class PlainReader:
         return self.model(padded)[torch.arange(len(read)), last]
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 6
 class CachedReader:
     """Logits for the next token from a key/value cache, which reads each token once."""
 
@@ -50,6 +57,7 @@ class CachedReader:
         return logits
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 7
 def run_episodes(reader, episodes, temperature, noise):
     """Run all episodes to their end, one token each a round; noise [B, N] holds a row of uniforms for each episode."""
     running, calls = dict(enumerate(episodes)), [([], []) for _ in episodes]
@@ -66,6 +74,7 @@ def run_episodes(reader, episodes, temperature, noise):
                 del running[row], new_ids[row]
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 7
 def add_token(episode, call, token, logp):
     """Add a sampled token to an episode's call, and make the call if it has ended; returns the ids not read yet."""
     call[0].append(token)
@@ -78,6 +87,7 @@ def add_token(episode, call, token, logp):
     return episode.ids[length + n - 1:]
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 8
 def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, reader=CachedReader):
     """One finished episode for each pair of environment and task: list of Trajectory."""
     if len(tok) > model.vocab_size:
@@ -89,6 +99,7 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
     return [make_trajectory(episode) for episode in episodes]
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 11
 def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None):
     """`n` (default cfg.group_size) episodes of every task, groups contiguous: list of Trajectory.
 
@@ -100,6 +111,7 @@ def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=No
     return rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, generator)
 
 
+# 05_trajectories/05_3_lockstep_sampler, cell 11
 def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env):
     """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
     if cfg.prompts_per_step > len(tasks):

@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/02_fundamentals/02_1_repair_tasks.py. Do not edit: change it there, then `make export`.
+# Body: 20b20dd5660e4236
+"""2.1 Make thirty repair tasks whose answer must be read."""
+
 import ast
 import keyword
 import re
@@ -7,32 +11,37 @@ from functools import lru_cache
 
 import torch
 
-
+# 02_fundamentals/02_1_repair_tasks, cell 2
 _OTHER = {ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Add: ast.Sub, ast.Sub: ast.Add}
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 2
 def _nodes(tree, kind):
     return [node for node in ast.walk(tree) if isinstance(node, kind)]
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 2
 def toggle_comparison(tree):
     """`>` <-> `>=` and `<` <-> `<=` in the first comparison."""
     compare = _nodes(tree, ast.Compare)[0]
     compare.ops = [_OTHER[type(compare.ops[0])]()]
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 2
 def toggle_operator(tree):
     """`+=` <-> `-=`."""
     update = _nodes(tree, ast.AugAssign)[0]
     update.op = _OTHER[type(update.op)]()
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 2
 def toggle_init(tree):
     """Start at 0 <-> start at 1."""
     start = _nodes(tree, ast.Assign)[0].value
     start.value = 1 - start.value
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 3
 def toggle_boundary(tree):
     """`range(len(a))` <-> `range(len(a) - 1)`."""
     call = _nodes(tree, ast.For)[0].iter
@@ -43,6 +52,7 @@ def toggle_boundary(tree):
         call.args = [ast.BinOp(bound, ast.Sub(), ast.Constant(1))]
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 3
 def toggle_return(tree):
     """`return` after the loop <-> `return` inside it."""
     body, loop = tree.body[0].body, _nodes(tree, ast.For)[0]
@@ -59,17 +69,20 @@ EDIT_OPS = {
 }
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 4
 _WORD = re.compile(r'\b[A-Za-z_]\w*')
 _KEEP = set(keyword.kwlist) | set(keyword.softkwlist) | set(_BUILTINS)
 _NOT_PLAIN = re.compile(r'''['"#.\\]  |  [^\x00-\x7f]  |  [(,] \s* \w+ \s* = (?!=)  |  __
                             | \b (import|match|exit|quit|locals|globals|vars|dir|eval|exec) \b''', re.VERBOSE)
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 4
 def rename(source, names):
     """Replace each word that is a key of `names` by its value."""
     return _WORD.sub(lambda match: names.get(match[0], match[0]), source)
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 4
 @lru_cache(maxsize=4096)
 def canonical_source(source):
     """Number the names in order of appearance; returns the new source and the map from new names to old ones."""
@@ -79,6 +92,7 @@ def canonical_source(source):
     return rename(source, {word: f'v{n}' for n, word in enumerate(words)}), {f'v{n}': w for n, w in enumerate(words)}
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 6
 @lru_cache(maxsize=1024)
 def _edited(source, op):
     tree = ast.parse(source)
@@ -89,6 +103,7 @@ def _edited(source, op):
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 6
 def apply_op(source, op):
     """The source after the named edit; ValueError for an unknown edit or a source it cannot act on."""
     if op not in EDIT_OPS:
@@ -97,6 +112,7 @@ def apply_op(source, op):
     return rename(_edited(canonical, op), names)
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 8
 TEMPLATES = {
     'count_positive': ('a[i] > 0', '1'),
     'sum_above': ('a[i] > k', 'a[i]'),
@@ -109,6 +125,7 @@ HELD_OUT = {'fix_comparison': (0, 3), 'fix_boundary': (1, 4), 'fix_operator': (2
             'fix_return': (0, 4)}                                       # template rows that are never trained on
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 8
 def right_source(template):
     """The correct function of a template, with the names `a`, `k`, `s`, `i`."""
     condition, value = TEMPLATES[template]
@@ -116,11 +133,13 @@ def right_source(template):
             f'        if {condition}:\n            s += {value}\n    return s')
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 9
 K = 3
 HIDDEN_INPUTS = ([6, 1, -3], [3, 0, 5, 2], [4, 4, 1, 3], [2, 5, 2, 6, 7], [7], [-2, 3, 3, -1, 4])
 VISIBLE_INPUTS = ([5, 3, 1], [2, 4, 6])
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 9
 def make_tests(source, inputs):
     """Pairs ((list, k), value) with the values of the given correct function."""
     namespace = {}
@@ -128,6 +147,7 @@ def make_tests(source, inputs):
     return tuple(((tuple(xs), K), namespace['f'](xs, K)) for xs in inputs)
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 11
 @dataclass(frozen=True)
 class Task:
     """A function with one bug: the issue shown as prompt, its source, the one edit that repairs it, and its tests."""
@@ -140,21 +160,24 @@ class Task:
     single_turn: bool = False                                           # graded after one call (section 12.6)
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 12
 NAME_POOL = tuple('abcdefghijklmnopqrstuvwxyz') + ('mu', 'nu', 'xi', 'pi', 'rho', 'tau', 'phi', 'psi')
 _FUNCTION_NAMES = [name for name in NAME_POOL if name not in 'akis']    # thirty
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 12
 def make_issue(function_name):
     """The six words of a prompt."""
     return f'please fix the function {function_name} .'
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 12
 def make_tasks(split='all'):
     """The 30 tasks, the 20 to train on, or the 10 held out: four and two an edit."""
     if split not in ('all', 'train', 'heldout'):
         raise ValueError(f"split={split!r} is not known; choose 'all', 'train' or 'heldout'")
     tasks = []
-    for row, template in enumerate(TEMPLATES):
+    for template in TEMPLATES:
         for edit in EDIT_OPS:
             name, good = _FUNCTION_NAMES[len(tasks)], right_source(template)
             tasks.append(Task(
@@ -165,6 +188,7 @@ def make_tasks(split='all'):
     return [task for task in tasks if split == 'all' or (task.name in held_out) == (split == 'heldout')]
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 14
 def randomize_names(task, rng):
     """The same task with all five names drawn from `NAME_POOL` by the torch.Generator `rng`."""
     picks = torch.randperm(len(NAME_POOL), generator=rng)[:5].tolist()
@@ -173,9 +197,11 @@ def randomize_names(task, rng):
     return replace(task, source=rename(canonical, dict(zip(names, fresh, strict=True))), issue=make_issue(fresh[0]))
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 16
 _SYMBOL = re.compile(r'\w+|[-+*<>=]=?|:')
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 16
 def compact_source(source):
     """The words that `read` shows: no signature, no brackets, `end` where a block closes."""
     words, depth = [], 1
@@ -186,6 +212,7 @@ def compact_source(source):
     return ' '.join(words + ['end'] * (depth - 1))
 
 
+# 02_fundamentals/02_1_repair_tasks, cell 18
 def infer_op(source):
     """The edit that repairs `source`, found by looking at it; None if it looks right."""
     view = compact_source(source)

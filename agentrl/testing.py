@@ -1,7 +1,10 @@
+# Made by tools/export.py from notebooks/04_environment/04_1_isolated_tests.py. Do not edit: change it there, then `make export`.
+# Body: 046996d388977079
+"""4.1 Run a stranger's program without being hurt or fooled."""
+
 import ast
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,6 +20,7 @@ import psutil
 from agentrl.tasks import canonical_source
 
 
+# 04_environment/04_1_isolated_tests, cell 4
 @dataclass(frozen=True)
 class Verdict:
     """What the tests say.
@@ -30,6 +34,7 @@ class Verdict:
     reason: str
 
 
+# 04_environment/04_1_isolated_tests, cell 4
 def _grade(report, tests):
     """The verdict on the child's report: a line `= value` or `! error` for each test."""
     answers = report.split('\n')
@@ -42,6 +47,7 @@ def _grade(report, tests):
     return Verdict(all(right), sum(right), len(tests), reason)
 
 
+# 04_environment/04_1_isolated_tests, cell 6
 RUNNER = """
 import os, sys
 
@@ -74,10 +80,12 @@ os._exit(0)                                 # waits for no thread
 """
 
 
+# 04_environment/04_1_isolated_tests, cell 8
 MAX_OUTPUT = 1 << 16                                                    # bytes, for prints and for the report
 LOOK_EVERY = 0.02                                                       # seconds
 
 
+# 04_environment/04_1_isolated_tests, cell 8
 def _tree(pid):
     """A process and its descendants, as far as they live."""
     with suppress(psutil.Error):
@@ -86,6 +94,7 @@ def _tree(pid):
     return []
 
 
+# 04_environment/04_1_isolated_tests, cell 8
 def _memory(pid):
     """Resident bytes of a process and its descendants."""
     total = 0
@@ -95,6 +104,7 @@ def _memory(pid):
     return total
 
 
+# 04_environment/04_1_isolated_tests, cell 9
 def _watch(process, files, deadline, memory_mb):
     """Wait for the child's end; the name of the limit it broke, or None."""
     while True:
@@ -110,6 +120,7 @@ def _watch(process, files, deadline, memory_mb):
             return 'timeout'
 
 
+# 04_environment/04_1_isolated_tests, cell 9
 def _kill_tree(process):
     """End the child and all that it started."""
     tree = _tree(process.pid) if process.poll() is None else []
@@ -122,9 +133,11 @@ def _kill_tree(process):
     process.wait()
 
 
+# 04_environment/04_1_isolated_tests, cell 10
 _ENVIRONMENT = {name: os.environ[name] for name in ('SYSTEMROOT',) if name in os.environ}
 
 
+# 04_environment/04_1_isolated_tests, cell 10
 def _run_child(job, timeout, memory_mb):
     """(limit that was broken or None, report) of one child."""
     with (tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
@@ -143,9 +156,11 @@ def _run_child(job, timeout, memory_mb):
         return broken, report.read(MAX_OUTPUT).decode('ascii', 'replace')
 
 
+# 04_environment/04_1_isolated_tests, cell 11
 MAX_SOURCE = 20_000                                                     # characters
 
 
+# 04_environment/04_1_isolated_tests, cell 11
 @lru_cache(maxsize=4096)
 def _prepare(source):
     """(program, name of its last function), or (None, reason) if there is nothing to run."""
@@ -163,6 +178,7 @@ def _prepare(source):
     return source, names[-1]
 
 
+# 04_environment/04_1_isolated_tests, cell 13
 @lru_cache(maxsize=256)
 def _read_tests(text):
     """The tests in `text`; ValueError if they are not pairs of literals."""
@@ -177,6 +193,7 @@ def _read_tests(text):
     return tests
 
 
+# 04_environment/04_1_isolated_tests, cell 13
 @lru_cache(maxsize=8192)
 def _execute(program, name, tests_text, timeout, memory_mb):
     """The verdict on a program that has a function `name`; a child is run for each new combination."""
@@ -189,6 +206,7 @@ def _execute(program, name, tests_text, timeout, memory_mb):
     return Verdict(False, 0, len(tests), broken) if broken else _grade(report, tests)
 
 
+# 04_environment/04_1_isolated_tests, cell 14
 def run_tests(source, tests, timeout=2.0, memory_mb=256):
     """Execute the tests on the last function of `source` in a process of its own; returns a `Verdict`.
 

@@ -1,14 +1,19 @@
+# Made by tools/export.py from notebooks/03_model/03_1_tokenizer.py. Do not edit: change it there, then `make export`.
+# Body: 048791c2480b34fa
+"""3.1 Give every word one token."""
+
 from dataclasses import dataclass
 
 from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source
 
-
+# 03_model/03_1_tokenizer, cell 2
 PAD, BOS, CALL, CALL_END, OBS, OBS_END = MARKERS = ('<pad>', '<bos>', '<call>', '</call>', '<obs>', '</obs>')
 TOOLS = ('read', 'test', 'edit', 'submit')
 OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no', 'edits',
                      'turns', 'left')
 
 
+# 03_model/03_1_tokenizer, cell 3
 @dataclass(frozen=True)
 class Tokenizer:
     """Word-level tokenizer: `itos[stoi[word]] == word` for every word of the vocabulary."""
@@ -45,6 +50,7 @@ class Tokenizer:
         return ' '.join([self.itos[i] for i in ids])
 
 
+# 03_model/03_1_tokenizer, cell 5
 def build_tokenizer(tasks):
     """The tokenizer that knows all words of the gym and of `tasks` (issues, sources, and sources after any edit)."""
     words = list(MARKERS + TOOLS + tuple(EDIT_OPS) + OBSERVATION_WORDS + NAME_POOL)

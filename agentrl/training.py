@@ -1,3 +1,7 @@
+# Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
+# Body: 4952bcca8902da96
+"""9.2 Train: sample groups, compare, update, repeat."""
+
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +17,7 @@ from agentrl.rewards import make_reward
 from agentrl.sampling import sample_groups, sample_step
 
 
+# 09_grpo/09_2_training_loop, cell 2
 @dataclass(frozen=True)
 class RLConfig:
     """All parameters of a training run; a value out of range is a ValueError that names field, value and range."""
@@ -50,6 +55,7 @@ class RLConfig:
         make_reward(self.reward, self.step_penalty, self.wrong_submit, self.invalid_penalty)
 
 
+# 09_grpo/09_2_training_loop, cell 4
 def behavior_stats(trajs):
     """Means over episodes (malformed: over calls) and the counts behind them, from the infos of trajectories."""
     def total(key):
@@ -65,12 +71,14 @@ def behavior_stats(trajs):
     }
 
 
+# 09_grpo/09_2_training_loop, cell 4
 def evaluate(policy, tasks, tok, n_samples, generator, cfg, env_factory=make_env):
     """Behaviour over `n_samples` episodes of every task, names drawn for each."""
     trajs = sample_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples)
     return behavior_stats(trajs)
 
 
+# 09_grpo/09_2_training_loop, cell 6
 def rl_update(policy, opt, batch, advantages, cfg):
     """`epochs` × `minibatches` clipped steps on a batch; advantages [B, T-1]. Returns clip_fraction and grad_norm (means)."""
     batch, steps = batch | {'advantages': advantages}, []
@@ -81,6 +89,7 @@ def rl_update(policy, opt, batch, advantages, cfg):
     return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
 
+# 09_grpo/09_2_training_loop, cell 6
 def minibatch_step(policy, opt, minibatch, cfg):
     """One optimiser step; the minibatch is computed in buckets of rows of similar length."""
     opt.zero_grad()
@@ -97,6 +106,7 @@ def minibatch_step(policy, opt, minibatch, cfg):
     return {'clip_fraction': clipped, 'grad_norm': norm.item()}
 
 
+# 09_grpo/09_2_training_loop, cell 8
 def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env):
     """Train `policy` in place; returns the history: a dict of step, behaviour and update statistics for each step."""
     generator = torch.Generator().manual_seed(cfg.seed)

@@ -16,13 +16,14 @@ cents = st.integers(-100, 100).map(lambda n: n / 100)
 
 def batches(min_size=2):
     return st.tuples(st.integers(min_size, 8), st.integers(1, 4)).flatmap(
-        lambda gn: st.tuples(st.lists(cents, min_size=gn[0] * gn[1], max_size=gn[0] * gn[1]), st.just(gn[0])))
+        lambda gn: st.tuples(st.lists(cents, min_size=gn[0] * gn[1], max_size=gn[0] * gn[1]), st.just(gn[0]))
+    )
 
 
 def loops(rewards, size, std_normalize):
     result = []
     for first in range(0, len(rewards), size):
-        group = rewards[first:first + size]
+        group = rewards[first : first + size]
         if len(set(group)) == 1:
             result += size * [0.0]
             continue
@@ -45,7 +46,8 @@ def test_one_pass_in_eight_by_hand():
 def test_agrees_with_the_loops(batch, std_normalize):
     rewards, size = batch
     assert group_advantages(rewards, size, std_normalize).tolist() == pytest.approx(
-        loops(rewards, size, std_normalize), abs=1e-9)
+        loops(rewards, size, std_normalize), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("std_normalize", [True, False])
@@ -107,20 +109,23 @@ def test_leave_one_out(batch):
     plain = group_advantages(rewards, size, std_normalize=False)
     for i, r in enumerate(rewards):
         first = i - i % size
-        others = rewards[first:i] + rewards[i + 1:first + size]
+        others = rewards[first:i] + rewards[i + 1 : first + size]
         left_out = r - math.fsum(others) / (size - 1)
         assert size / (size - 1) * plain[i].item() == pytest.approx(left_out, abs=1e-9)
 
 
-@pytest.mark.parametrize(("rewards", "size", "message"), [
-    ([1.0, 0.0, 1.0], 2, r"shape \[3\].*multiple of group_size 2"),
-    ([[1.0, 0.0]], 2, r"shape \[1, 2\]"),
-    ([1.0, 0.0], 1, "group_size is 1.*2 or more"),
-    ([1.0, 0.0], 0, "group_size is 0"),
-    ([1.0, 0.0], -2, "group_size is -2"),
-    ([1.0, math.nan], 2, "reward nan in row 1.*finite"),
-    ([-math.inf, 1.0], 2, "reward -inf in row 0"),
-])
+@pytest.mark.parametrize(
+    ("rewards", "size", "message"),
+    [
+        ([1.0, 0.0, 1.0], 2, r"shape \[3\].*multiple of group_size 2"),
+        ([[1.0, 0.0]], 2, r"shape \[1, 2\]"),
+        ([1.0, 0.0], 1, "group_size is 1.*2 or more"),
+        ([1.0, 0.0], 0, "group_size is 0"),
+        ([1.0, 0.0], -2, "group_size is -2"),
+        ([1.0, math.nan], 2, "reward nan in row 1.*finite"),
+        ([-math.inf, 1.0], 2, "reward -inf in row 0"),
+    ],
+)
 def test_refusals_say_what_was_given(rewards, size, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(rewards, size)
@@ -141,5 +146,7 @@ def test_every_kept_token_gets_its_episodes_advantage(kind, std_normalize):
 
 def test_a_batch_that_disagrees_with_itself_is_refused():
     with pytest.raises(ValueError, match="4 rewards, 3 rows"):
-        compute_advantages({"reward": torch.zeros(4), "action_mask": torch.ones(3, 2)},
-                           SimpleNamespace(group_size=2, std_normalize=True))
+        compute_advantages(
+            {"reward": torch.zeros(4), "action_mask": torch.ones(3, 2)},
+            SimpleNamespace(group_size=2, std_normalize=True),
+        )

@@ -12,7 +12,8 @@ from agentrl.aggregation import AGGREGATIONS, aggregate, loss_weights
 
 modes = pytest.mark.parametrize("mode", AGGREGATIONS)
 masks = st.integers(1, 5).flatmap(
-    lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=6))
+    lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=6)
+)
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -26,8 +27,10 @@ def loops(x, mask, mode):
     return sum(sum(row) / (len(row) if mode == "seq_mean_token_mean" else 1) for row in rows) / len(rows)
 
 
-@pytest.mark.parametrize(("mode", "short", "long"), [
-    ("token_mean", 0.1, 0.1), ("seq_mean_token_mean", 1 / 2, 1 / 18), ("seq_mean_token_sum", 1 / 2, 1 / 2)])
+@pytest.mark.parametrize(
+    ("mode", "short", "long"),
+    [("token_mean", 0.1, 0.1), ("seq_mean_token_mean", 1 / 2, 1 / 18), ("seq_mean_token_sum", 1 / 2, 1 / 2)],
+)
 def test_episodes_of_one_and_nine_tokens(mode, short, long):
     mask = torch.tensor([[1] + 8 * [0], 9 * [1]])
     expected = torch.tensor([[short] + 8 * [0.0], 9 * [long]], dtype=torch.float64)

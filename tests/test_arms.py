@@ -63,8 +63,11 @@ def test_stored_runs_are_of_this_code():
     """If this fails, the code behind the stored runs has changed: `make runs` trains them again."""
     heldout, history = read_runs("heldout"), read_runs("history")
     for table in (heldout, history):
-        stale = {(arm, seed) for arm, seed, version in zip(table["arm"], table["seed"], table["version"], strict=True)
-                 if version != run_version(arm)}
+        stale = {
+            (arm, seed)
+            for arm, seed, version in zip(table["arm"], table["seed"], table["version"], strict=True)
+            if version != run_version(arm)
+        }
         assert not stale
     assert {(arm, seed) for arm in ARMS for seed in (0, 1, 2)} <= set(zip(heldout["arm"], heldout["seed"], strict=True))
     assert (history.groupby(["arm", "seed"]).size() == arms.STEPS).all()

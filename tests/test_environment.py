@@ -30,8 +30,16 @@ def test_gymnasium_accepts_it():
 def test_the_right_repair_is_paid_once():
     rewards, (_, terminated, truncated, info) = play(EditBudgetEnv(), "read", "edit fix_boundary", "test", "submit")
     assert rewards == [0, 0, 0, 1] and terminated and not truncated
-    assert info == {"submitted": True, "hidden_pass": True, "stop": "submit", "n_turns": 4, "n_invalid": 0,
-                    "n_reads": 1, "n_tests": 1, "n_edits": 1}
+    assert info == {
+        "submitted": True,
+        "hidden_pass": True,
+        "stop": "submit",
+        "n_turns": 4,
+        "n_invalid": 0,
+        "n_reads": 1,
+        "n_tests": 1,
+        "n_edits": 1,
+    }
 
 
 def test_a_repair_that_is_not_submitted_earns_nothing():
@@ -86,7 +94,7 @@ def test_one_word_more_or_less_is_malformed(call, data):
     words = [CALL, *call.split(), CALL_END]
     place = data.draw(st.integers(0, len(words) - 1))
     assert parse_call(" ".join(words))[0] == call.split()[0]
-    assert parse_call(" ".join(words[:place] + words[place + 1:]))[0] == "invalid"
+    assert parse_call(" ".join(words[:place] + words[place + 1 :]))[0] == "invalid"
     assert parse_call(" ".join(words[:place] + ["end"] + words[place:]))[0] == "invalid"
 
 
@@ -103,10 +111,15 @@ def test_seeded_reset_draws_the_same_task():
     assert {first.reset(seed=seed)[0] for seed in range(20)} != {first.reset(seed=5)[0]}
 
 
-@pytest.mark.parametrize("wrong, message", [
-    ({"max_turns": 0}, "max_turns=0"), ({"max_turns": 2.5}, "max_turns=2.5"), ({"max_edits": -1}, "max_edits=-1"),
-    ({"reward": "hiden"}, "'hiden'.*hidden, visible"),
-])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"max_turns": 2.5}, "max_turns=2.5"),
+        ({"max_edits": -1}, "max_edits=-1"),
+        ({"reward": "hiden"}, "'hiden'.*hidden, visible"),
+    ],
+)
 def test_wrong_parameters(wrong, message):
     with pytest.raises(ValueError, match=message):
         EditBudgetEnv(**wrong)

@@ -22,13 +22,14 @@ def played(*calls, max_turns=6, max_len=256):
 
 def test_owners_turns_and_mask_of_a_short_episode():
     traj = make_trajectory(played("test", "submit"))
-    words = [TOK.itos[i] for i in traj.ids]
-    assert words[:1] + words[7:] == "<bos> <call> test </call> <obs> visible tests fail </obs> <call> submit </call>".split()
+    words = TOK.decode([traj.ids[0].item(), *traj.ids[7:].tolist()])
+    assert words == "<bos> <call> test </call> <obs> visible tests fail </obs> <call> submit </call>"
     expected = [0] + [1] * 6 + [2] * 3 + [0] + [3] * 3 + [0] + [2] * 3
     assert traj.owner.tolist() == expected
     assert traj.turn.tolist() == [-1] * 7 + [0] * 8 + [1] * 3
     assert traj.action_mask.tolist() == [code == OWNER["policy"] for code in expected[1:]]
-    assert traj.logp[traj.action_mask].tolist() == [-0.5, -1.5, -2.5] * 2 and traj.logp[~traj.action_mask].abs().sum() == 0
+    assert traj.logp[traj.action_mask].tolist() == [-0.5, -1.5, -2.5] * 2
+    assert traj.logp[~traj.action_mask].abs().sum() == 0
 
 
 def test_the_token_that_ends_a_call_is_an_action():
@@ -64,7 +65,8 @@ def test_nothing_is_appended_after_the_last_call():
     assert played("read", max_turns=1).ids[-1] == TOK.call_end_id
 
 
-TRAJS = [make_trajectory(played(*calls)) for calls in (["submit"], ["read", "submit"], ["test", "test", "submit"], ["read"])]
+CALLS = (["submit"], ["read", "submit"], ["test", "test", "submit"], ["read"])
+TRAJS = [make_trajectory(played(*calls)) for calls in CALLS]
 
 
 @settings(deadline=None)
@@ -79,7 +81,8 @@ def test_batches_hold_what_their_rows_hold(order, size):
             traj, n = TRAJS[order[row]], int(piece["length"][b])
             seen.append(order[row])
             assert torch.equal(piece["ids"][b, :n], traj.ids) and (piece["ids"][b, n:] == TOK.pad_id).all()
-            assert torch.equal(piece["action_mask"][b, :n - 1], traj.action_mask) and not piece["action_mask"][b, n - 1:].any()
+            assert torch.equal(piece["action_mask"][b, : n - 1], traj.action_mask)
+            assert not piece["action_mask"][b, n - 1 :].any()
             assert (piece["owner"][b, n:] == -1).all() and piece["reward"][b] == traj.reward
     assert sorted(seen) == [0, 1, 2, 3]
 

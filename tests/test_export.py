@@ -59,9 +59,7 @@ def test_exported_code_runs_and_says_where_it_comes_from(tmp_path):
     assert "# 01_first/1_1, cell 4\ndef _hidden" in text
     assert "x = 1" not in text and "return 0" not in text
     code = "import agentrl as a; print(a.__all__, a.twice(4), sorted(set(dir(a)) & set(a.__all__)))"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    printed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     names = "['LIMIT', 'add', 'half', 'twice']"
     assert printed.stdout == f"{names} 8 {names}\n"
 
@@ -70,9 +68,7 @@ def test_both_spellings_and_a_second_run_give_the_same_text(tmp_path):
     write(tmp_path, **{"1_1": [ADD, "#@save\nSIDES = 4"]})
     assert run(tmp_path) == 0
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "agentrl").iterdir()}
-    write(
-        tmp_path, **{"1_1": [ADD.replace("#@save", "# @save"), "# @save\nSIDES = 4"]}
-    )  # as ruff format leaves it
+    write(tmp_path, **{"1_1": [ADD.replace("#@save", "# @save"), "# @save\nSIDES = 4"]})  # as ruff format leaves it
     assert run(tmp_path) == 0
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "agentrl").iterdir()} == before
 
@@ -85,10 +81,7 @@ def test_imports_are_gathered_once_in_order_and_pass_ruff(tmp_path):
     write(tmp_path, **{"1_1": [first, second, third]})
     assert run(tmp_path) == 0
     text = (tmp_path / "agentrl" / "sums.py").read_text()
-    assert (
-        "import math\nfrom dataclasses import dataclass, field\n\nimport numpy as np\nimport torch\n\n\n# 01"
-        in text
-    )
+    assert "import math\nfrom dataclasses import dataclass, field\n\nimport numpy as np\nimport torch\n\n\n# 01" in text
     assert text.count("import math") == 1
     settings = ["--config", str(ROOT / "pyproject.toml")]
     checked = subprocess.run([sys.executable, "-m", "ruff", "check", *settings, tmp_path / "agentrl"])
@@ -103,9 +96,7 @@ def test_long_imports_are_wrapped(tmp_path):
         **{"1_1": [f"#@save names\n{values}"], "1_2": [f"#@save user\nfrom agentrl.names import ({names})"]},
     )
     assert run(tmp_path) == 0
-    assert (
-        "from agentrl.names import (\n    name_number_00,\n" in (tmp_path / "agentrl" / "user.py").read_text()
-    )
+    assert "from agentrl.names import (\n    name_number_00,\n" in (tmp_path / "agentrl" / "user.py").read_text()
 
 
 LAZY = "#@save uses\ndef f():\n    import agentrl as arl\n    return arl.add(1, 2)"
@@ -175,9 +166,7 @@ def test_earlier_sections_and_the_package_itself_may_be_imported(tmp_path):
 
 
 def test_check_names_stale_missing_orphaned_and_edited_modules(tmp_path, capsys):
-    write(
-        tmp_path, **{"1_1": [ADD], "1_2": [USE], "1_3": ["#@save last\nx = 1"], "1_4": ["#@save lost\ny = 1"]}
-    )
+    write(tmp_path, **{"1_1": [ADD], "1_2": [USE], "1_3": ["#@save last\nx = 1"], "1_4": ["#@save lost\ny = 1"]})
     assert run(tmp_path) == 0 and run(tmp_path, check=True) == 0
     write(tmp_path, **{"1_1": [ADD.replace("a + b", "b + a")]})
     (tmp_path / "notebooks" / "01_first" / "1_3.py").unlink()

@@ -36,9 +36,7 @@ def test_the_books_values_are_there():
 
 
 def test_the_readme_shows_figures_that_exist():
-    shown = re.findall(
-        r"\bfigures/[\w./-]+\.(?:svg|png|csv)", (ROOT / "README.md").read_text(encoding="utf-8")
-    )
+    shown = re.findall(r"\bfigures/[\w./-]+\.(?:svg|png|csv)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert shown and [name for name in shown if not (ROOT / name).exists()] == []
 
 

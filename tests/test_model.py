@@ -27,12 +27,12 @@ def test_cache_in_any_pieces_equals_full_forward(pieces, seed):
         n_new = [piece[turn] if turn < len(piece) else 0 for piece in pieces]
         if not any(n_new):
             continue
-        news = [row[done:done + n] for row, done, n in zip(rows, read, n_new, strict=True)]
+        news = [row[done : done + n] for row, done, n in zip(rows, read, n_new, strict=True)]
         logits, cache = MODEL.extend(news, cache)
         read = [done + n for done, n in zip(read, n_new, strict=True)]
         got = [b for b, n in enumerate(n_new) if n]
         for b, row_logits in zip(got, logits, strict=True):
-            torch.testing.assert_close(row_logits, MODEL(torch.tensor([rows[b][:read[b]]]))[0, -1], rtol=0, atol=1e-12)
+            torch.testing.assert_close(row_logits, MODEL(torch.tensor([rows[b][: read[b]]]))[0, -1], rtol=0, atol=1e-12)
 
 
 def test_selecting_rows_keeps_their_past():

@@ -29,9 +29,19 @@ def gradient(logp, *rest):
     return loss.item(), logp.grad
 
 
-@pytest.mark.parametrize(("ratio", "advantage", "value", "slope"), [
-    (1.5, 1.0, 1.2, 0.0), (1.5, -1.0, -1.5, -1.5), (0.5, 1.0, 0.5, 0.5), (0.5, -1.0, -0.8, 0.0),
-    (1.1, 2.0, 2.2, 2.2), (0.9, -2.0, -1.8, -1.8), (1.0, 1.0, 1.0, 1.0), (1.5, 0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "slope"),
+    [
+        (1.5, 1.0, 1.2, 0.0),
+        (1.5, -1.0, -1.5, -1.5),
+        (0.5, 1.0, 0.5, 0.5),
+        (0.5, -1.0, -0.8, 0.0),
+        (1.1, 2.0, 2.2, 2.2),
+        (0.9, -2.0, -1.8, -1.8),
+        (1.0, 1.0, 1.0, 1.0),
+        (1.5, 0.0, 0.0, 0.0),
+    ],
+)
 def test_the_cases_by_hand(ratio, advantage, value, slope):
     old = torch.tensor([[-3.0]], dtype=torch.float64)
     loss, grad = gradient(old + math.log(ratio), old, torch.full_like(old, advantage), torch.ones_like(old))

@@ -1,4 +1,4 @@
-"""Sampled ids and statistics do not depend on threads, kernels, sampler, batch order or bucket size (two training steps)."""
+"""Ids and statistics of two training steps do not depend on threads, kernels, sampler, batch order, buckets."""
 
 import pytest
 

@@ -20,7 +20,10 @@ def test_the_named_verdict_is_asked_and_only_at_submit():
     assert asked == ["hidden", "visible"]
 
 
-@pytest.mark.parametrize("field, value", [("step_penalty", -0.1), ("wrong_submit", 0.5), ("invalid_penalty", float("nan"))])
+WRONG = [("step_penalty", -0.1), ("wrong_submit", 0.5), ("invalid_penalty", float("nan"))]
+
+
+@pytest.mark.parametrize("field, value", WRONG)
 def test_wrong_values(field, value):
     with pytest.raises(ValueError, match=field):
         make_reward(**{field: value})

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from agentrl.environment import EditBudgetEnv
 from agentrl.episodes import MAX_CALL_TOKENS, OWNER, Episode, make_trajectory
 from agentrl.model import TinyAgent, sequence_log_probs
-from agentrl.sampling import CachedReader, PlainReader, rollout_batch, run_episodes, sample_groups, sample_next, sample_step
+from agentrl.sampling import (
+    CachedReader,
+    PlainReader,
+    rollout_batch,
+    run_episodes,
+    sample_groups,
+    sample_next,
+    sample_step,
+)
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig

@@ -69,10 +69,18 @@ def test_edits_are_toggles_that_commute_with_renaming(n, ops):
         assert rename(apply_op(canonical, op), names) == apply_op(source, op)
 
 
-@pytest.mark.parametrize("source", [
-    "def f(a): return sorted(a, reverse=True)", "def f(a): return a.count(1)", "def f(a): return 'a'",
-    "import os\ndef f(a): return os", "def f(a): return locals()", "def f(a): return a  # a", "def f(ä): return ä",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(a): return sorted(a, reverse=True)",
+        "def f(a): return a.count(1)",
+        "def f(a): return 'a'",
+        "import os\ndef f(a): return os",
+        "def f(a): return locals()",
+        "def f(a): return a  # a",
+        "def f(ä): return ä",
+    ],
+)
 def test_programs_that_renaming_could_change_are_left_alone(source):
     assert canonical_source(source) == (source, {})
 

@@ -271,9 +271,9 @@ def test_any_string_gets_a_verdict(source):
 OPERATORS = st.sampled_from(["+", "*", "//", "==", "<", "if a else", "."])
 EXPRESSIONS = st.recursive(
     st.sampled_from(["a", "0", "1", "'x'", "None", "[]", "len", "b"]),
-    lambda inner: st.tuples(inner, OPERATORS, inner).map(" ".join)
-    | inner.map("({})".format)
-    | inner.map("f({})".format),
+    lambda inner: (
+        st.tuples(inner, OPERATORS, inner).map(" ".join) | inner.map("({})".format) | inner.map("f({})".format)
+    ),
     max_leaves=6,
 )
 

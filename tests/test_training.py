@@ -49,7 +49,8 @@ def test_buckets_change_nothing(batch, size, mode):
 
 
 def test_padding_changes_nothing(batch):
-    wide = {name: torch.nn.functional.pad(value, (0, 5)) if value.dim() == 2 else value for name, value in batch.items()}
+    pad = torch.nn.functional.pad
+    wide = {name: pad(value, (0, 5)) if value.dim() == 2 else value for name, value in batch.items()}
     torch.testing.assert_close(updated(wide, SMALL)[0], updated(batch, SMALL)[0], rtol=0, atol=1e-12)
 
 
@@ -105,15 +106,32 @@ def test_any_environment_may_be_trained_on():
             observation, reward, *rest = super().step(action)
             return observation, reward + 1.0, *rest
 
-    trajs = sample_step(tiny(), TASKS, TOK, SMALL, torch.Generator().manual_seed(0), lambda cfg: Generous(cfg.max_turns))
+    rng = torch.Generator().manual_seed(0)
+    trajs = sample_step(tiny(), TASKS, TOK, SMALL, rng, lambda cfg: Generous(cfg.max_turns))
     assert behavior_stats(trajs)["reward"] == pytest.approx(behavior_stats(trajs)["turns"])
 
 
-@pytest.mark.parametrize("field, value", [
-    ("max_turns", 0), ("max_turns", 2.0), ("max_turns", True), ("step_penalty", -0.05), ("wrong_submit", 1.0),
-    ("invalid_penalty", -1), ("reward", "hiden"), ("loss_agg", "mean"), ("group_size", 1), ("temperature", 0.0),
-    ("clip", float("nan")), ("lr", -1e-3), ("bucket_size", 0), ("minibatches", 0), ("seed", -1), ("max_edits", -1),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("max_turns", 0),
+        ("max_turns", 2.0),
+        ("max_turns", True),
+        ("step_penalty", -0.05),
+        ("wrong_submit", 1.0),
+        ("invalid_penalty", -1),
+        ("reward", "hiden"),
+        ("loss_agg", "mean"),
+        ("group_size", 1),
+        ("temperature", 0.0),
+        ("clip", float("nan")),
+        ("lr", -1e-3),
+        ("bucket_size", 0),
+        ("minibatches", 0),
+        ("seed", -1),
+        ("max_edits", -1),
+    ],
+)
 def test_wrong_configurations_name_field_and_value(field, value):
     with pytest.raises(ValueError, match=f"{field}.*{str(value).lstrip('-')}"):
         RLConfig(**{field: value})
@@ -122,5 +140,3 @@ def test_wrong_configurations_name_field_and_value(field, value):
 def test_configurations_are_frozen():
     with pytest.raises(FrozenInstanceError):
         RLConfig().lr = 1.0
-
-

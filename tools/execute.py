@@ -223,9 +223,7 @@ def up_to_date(path: Path, key: str, root: Path = ROOT) -> list[str] | None:
 def writes_figures(path: Path) -> bool:
     """Whether a cell of the notebook calls `save_figure` or `save_table`."""
     calls = [node.func for node in ast.walk(code_of(path)) if isinstance(node, ast.Call)]
-    return any(
-        getattr(call, "id", getattr(call, "attr", "")) in {"save_figure", "save_table"} for call in calls
-    )
+    return any(getattr(call, "id", getattr(call, "attr", "")) in {"save_figure", "save_table"} for call in calls)
 
 
 # The command
@@ -245,9 +243,7 @@ def main(
     paths = [path for path in dict.fromkeys(paths) if not figures or writes_figures(path)]
     homes = {name: module.name for module in read_modules(ROOT, []) for name in public_names(module)}
     keys = {path: content_key(path, homes) for path in paths}
-    fresh = {
-        path: files for path in paths if not force and (files := up_to_date(path, keys[path])) is not None
-    }
+    fresh = {path: files for path in paths if not force and (files := up_to_date(path, keys[path])) is not None}
     todo = [path for path in paths if path not in fresh]
 
     lines = {path: [f"up to date  {name}" for name in files] for path, files in fresh.items()}

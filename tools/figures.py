@@ -62,7 +62,5 @@ def differences(committed: Path, remade: Path) -> list[str]:
     found = [f"{name}: committed, but no notebook makes it" for name in old.keys() - new.keys()]
     found += [f"{name}: made by a notebook, but not committed" for name in new.keys() - old.keys()]
     both = old.keys() & new.keys()
-    found += [
-        f"{name}: differs from the committed file" for name in both if not same_file(old[name], new[name])
-    ]
+    found += [f"{name}: differs from the committed file" for name in both if not same_file(old[name], new[name])]
     return sorted(found)

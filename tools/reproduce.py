@@ -84,14 +84,24 @@ def compare(steps: int, conditions=tuple(CONDITIONS)) -> list[dict]:
             out = Path(folder) / "result.pt"
             command = [sys.executable, "-m", "tools.reproduce", "--steps", str(steps), "--out", str(out)]
             command += ["--replace", replace] if replace else []
-            subprocess.run(command, env=os.environ | variables | {"TQDM_DISABLE": "1"}, check=True,
-                           cwd=Path(__file__).parents[1], timeout=3600)
+            subprocess.run(
+                command,
+                env=os.environ | variables | {"TQDM_DISABLE": "1"},
+                check=True,
+                cwd=Path(__file__).parents[1],
+                timeout=3600,
+            )
             results[name] = torch.load(out, weights_only=False)
     reference = results[conditions[0]]
-    return [{"condition": name, "ids equal": result["hashes"] == reference["hashes"],
-             "statistics equal": result["statistics"] == reference["statistics"],
-             "parameters differ by": (result["parameters"] - reference["parameters"]).abs().max().item()}
-            for name, result in results.items()]
+    return [
+        {
+            "condition": name,
+            "ids equal": result["hashes"] == reference["hashes"],
+            "statistics equal": result["statistics"] == reference["statistics"],
+            "parameters differ by": (result["parameters"] - reference["parameters"]).abs().max().item(),
+        }
+        for name, result in results.items()
+    ]
 
 
 def main(steps: int = 40, out: Path | None = None, replace: str | None = None) -> None:
@@ -101,8 +111,10 @@ def main(steps: int = 40, out: Path | None = None, replace: str | None = None) -
         return
     rows = compare(steps)
     for row in rows:
-        print(f"{row['condition']:16} ids equal: {row['ids equal']}  statistics equal: {row['statistics equal']}  "
-              f"parameters differ by {row['parameters differ by']:.1e}")
+        print(
+            f"{row['condition']:16} ids equal: {row['ids equal']}  statistics equal: {row['statistics equal']}  "
+            f"parameters differ by {row['parameters differ by']:.1e}"
+        )
     if not all(row["ids equal"] and row["statistics equal"] for row in rows):
         raise typer.Exit(1)
 

@@ -15,9 +15,11 @@
 # %% [markdown]
 # # 0.2 Draw every figure from a table that is kept beside it
 #
-# The results of this book are tables: one row for each seed and each *arm* (a named configuration). A figure is a view of such a table. Here is
-# what all sections share: one colour for each arm, a picture that comes out the same to the last byte, the table that is written next to it, an
-# interval that stays honest with three seeds, and the book's own values to compare with. If a figure ever surprises you, its table is one click away.
+# The results of this book are tables: one row for each seed and each *arm* (a named configuration). A
+# figure is a view of such a table. Here is what all sections share: one colour for each arm, a picture that
+# comes out the same to the last byte, the table that is written next to it, an interval that stays honest
+# with three seeds, and the book's own values to compare with. If a figure ever surprises you, its table is
+# one click away.
 
 # %%
 #@save plotting
@@ -38,9 +40,11 @@ from scipy.stats import sem, t
 # %% [markdown]
 # ## One colour for each arm
 #
-# A reader who has learned in section 12.3 that blue is the default run should not have to learn it again in 12.5. The colours are those of
-# Okabe and Ito (2008), chosen so that people with the common kinds of colour blindness can tell them apart. Their yellow is left out: it is too pale for
-# a line on white. Eight hues are not enough for a whole book, so three arms that appear alone borrow from the *muted* scheme of Tol (2021).
+# A reader who has learned in section 12.3 that blue is the default run should not have to learn it again in
+# 12.5. The colours are those of Okabe and Ito (2008), chosen so that people with the common kinds of colour
+# blindness can tell them apart. Their yellow is left out: it is too pale for a line on white. Eight hues
+# are not enough for a whole book, so four arms that appear alone borrow from the *muted* scheme of Tol
+# (2021).
 #
 # Two names for the same run share a colour on purpose.
 
@@ -58,17 +62,19 @@ ARM_COLORS = {
     'keep_obs 1': '#332288',
     'truncation masked': '#882255',
     'mixture': '#999933', '50/50 mixture': '#999933',
+    'fixed names': '#AA4499',
 }
-SPARE_COLORS = ('#117733', '#AA4499', '#661100', '#6699CC')
+SPARE_COLORS = ('#117733', '#661100', '#6699CC')
 
 # %% [markdown]
-# An arm that is not in the list, say one that you try out, gets a spare colour. Which one depends on a checksum of its name alone, so it is
-# the same today and tomorrow, whatever else the figure shows. Two new arms may collide; give an arm that stays a line above.
+# An arm that is not in the list, say one that you try out, gets a spare colour. Which one depends on a
+# checksum of its name alone, so it is the same today and tomorrow, whatever else the figure shows. Two new
+# arms may collide; give an arm that stays a line above.
 
 # %%
 #@save
 def arm_color(arm):
-    """The colour of an arm in the whole book; an unknown arm gets `SPARE_COLORS[crc32(name) % 4]`."""
+    """The colour of an arm in the whole book; an unknown arm gets `SPARE_COLORS[crc32(name) % 3]`."""
     return ARM_COLORS.get(arm, SPARE_COLORS[zlib.crc32(arm.encode()) % len(SPARE_COLORS)])
 
 
@@ -77,8 +83,8 @@ for arm in ('default', 'penalty 0.3', 'my own arm', 'my other arm'):
     print(f'{arm:13}', arm_color(arm))
 
 # %% [markdown]
-# The four owners of a token, in the order of their codes, have colours too. They are drawn half transparent behind text (section 5.1), so that
-# they read on a light page and on a dark one.
+# The four owners of a token, in the order of their codes, have colours too. They are drawn half transparent
+# behind text (section 5.1), so that they read on a light page and on a dark one.
 
 # %%
 #@save
@@ -87,8 +93,8 @@ OWNER_COLORS = {'template': '#888888', 'prompt': '#56B4E9', 'policy': '#E69F00',
 # %% [markdown]
 # ## Style
 #
-# No frame that carries no data, a faint grid, and room for labels at the ends of lines: a label at its line is read at once, where a
-# legend makes the eye travel. Call `use_style()` once, before the first figure.
+# No frame that carries no data, a faint grid, and room for labels at the ends of lines: a label at its line
+# is read at once, where a legend makes the eye travel. Call `use_style()` once, before the first figure.
 
 # %%
 #@save
@@ -108,8 +114,9 @@ def use_style():
 
 
 # %% [markdown]
-# Are the colours really safe? The matrices of Machado, Oliveira and Fernandes (2009) say what a person without working green or red receptors
-# sees of a colour, in linear RGB. Below, the arms that share a figure in section 12.3, in ordinary sight, in both kinds of colour blindness, and in grey.
+# Are the colours really safe? The matrices of Machado, Oliveira and Fernandes (2009) say what a person
+# without working green or red receptors sees of a colour, in linear RGB. Below, the arms that share a
+# figure in section 12.3, in ordinary sight, in both kinds of colour blindness, and in grey.
 
 # %%
 import numpy as np
@@ -137,8 +144,9 @@ ax.set_yticks(range(4), list(SIGHT))
 ax.grid(False)
 
 # %% [markdown]
-# The eye says yes for the first three rows; the numbers below say how far apart the closest two colours are, on a scale where black and white are
-# 1.73 apart. In grey two of them come close, which is why no figure relies on colour alone: each line also carries its name.
+# The eye says yes for the first three rows; the numbers below say how far apart the closest two colours
+# are, on a scale where black and white are 1.73 apart. In grey two of them come close, which is why no
+# figure relies on colour alone: each line also carries its name.
 
 # %%
 for sight, row in zip(SIGHT, swatches):
@@ -148,8 +156,9 @@ for sight, row in zip(SIGHT, swatches):
 # %% [markdown]
 # ## A picture and the table behind it
 #
-# A table is written as CSV, floats with six significant digits: enough for any number we quote, and few enough that the last bits of an addition,
-# which may differ between processors, do not show. `+ 0.0` turns −0 into 0.
+# A table is written as CSV, floats with six significant digits: enough for any number we quote, and few
+# enough that the last bits of an addition, which may differ between processors, do not show. `+ 0.0` turns
+# −0 into 0.
 
 # %%
 #@save
@@ -175,8 +184,9 @@ save_table(small, 'example')
 print((figures_dir() / 'tables' / 'example.csv').read_text())
 
 # %% [markdown]
-# By itself matplotlib gives the parts of an SVG random names and writes the date into it, so two runs never agree. A fixed salt
-# for the names, and no date and no version, make the file a function of the drawing alone.
+# By itself matplotlib gives the parts of an SVG random names and writes the date into it, so two runs never
+# agree. A fixed salt for the names, and no date and no version, make the file a function of the drawing
+# alone.
 
 # %%
 #@save
@@ -211,14 +221,16 @@ for example in ('example.svg', 'tables/example.csv'):
 # %% [markdown]
 # ## Three seeds and an honest interval
 #
-# Training is expensive, so an arm has few seeds, often three. What can be said about its mean? Two candidates:
+# Training is expensive, so an arm has few seeds, often three. What can be said about its mean? Two
+# candidates:
 #
-# - the **bootstrap** (Efron 1979) draws the seeds again and again with replacement and assumes no distribution; but from three numbers it can never
-#   reach beyond the smallest and the largest of them, and all three of a symmetric distribution fall on one side of its centre
-#   with probability 2·(1/2)³ = 1/4;
+# - the **bootstrap** (Efron 1979) draws the seeds again and again with replacement and assumes no
+#   distribution; but from three numbers it can never reach beyond the smallest and the largest of them, and
+#   all three of a symmetric distribution fall on one side of its centre with probability 2·(1/2)³ = 1/4;
 # - **Student's t** assumes normal noise and pays for three seeds with a factor of 4.30 in place of 1.96.
 #
-# The code below plays it out: 5000 times three seeds from a known distribution, and a count of how often the interval holds the true mean.
+# The code below plays it out: 5000 times three seeds from a known distribution, and a count of how often
+# the interval holds the true mean.
 
 # %%
 #@save
@@ -252,13 +264,15 @@ for name, draws in (('normal', normal), ('uniform', uniform)):
         print(f'{name:8} {kind:10} holds the true mean in {np.mean((low < 0) & (0 < high)):.2f} of 5000 trials')
 
 # %% [markdown]
-# The t interval keeps its promise, or nearly so where the noise is not normal; the bootstrap misses one time in four, as the argument above said. So
-# tables carry t intervals. They are wide, and they may reach above 1 for a pass rate: that is what three seeds know.
+# The t interval keeps its promise, or nearly so where the noise is not normal; the bootstrap misses one
+# time in four, as the argument above said. So tables carry t intervals. They are wide, and they may reach
+# above 1 for a pass rate: that is what three seeds know.
 #
 # ## Curves with bands
 #
-# For curves over training steps we draw all that there is: the mean as a line, and a band from the lowest to the highest seed. A t interval at each of
-# forty steps would be a grey wall. Say "seed range" where you use it.
+# For curves over training steps we draw all that there is: the mean as a line, and a band from the lowest
+# to the highest seed. A t interval at each of forty steps would be a grey wall. Say "seed range" where you
+# use it.
 
 # %%
 #@save
@@ -290,8 +304,9 @@ def plot_bands(ax, frame, x, y, arm):
 
 
 # %% [markdown]
-# An invented example, two seeds of four arms. Three lines end within 0.02 of each other, so their names would lie on top of each other. `spread_labels` moves
-# them by the least sum of squares that keeps the order and the distance, which is an isotonic regression.
+# An invented example, two seeds of four arms. Three lines end within 0.02 of each other, so their names
+# would lie on top of each other. `spread_labels` moves them by the least sum of squares that keeps the
+# order and the distance, which is an isotonic regression.
 
 # %%
 shapes = zip(four, (0.77, 0.76, 0.0, 0.75), (0.80, 0.88, 0.90, 0.84))                                   # arm, end, speed
@@ -310,8 +325,8 @@ print('names are apart:', all(b - a > 11 - 1e-9 for a, b in zip(places, places[1
 # %% [markdown]
 # ## Beside the book
 #
-# The book whose sections we follow (agent-rl.tacetai.com, chapter 12) reports measured values, one seed each. They stand in
-# `figures/book_results.csv`: section, experiment, arm, metric, value.
+# The book whose sections we follow (agent-rl.tacetai.com, chapter 12) reports measured values, one seed
+# each. They stand in `figures/book_results.csv`: section, experiment, arm, metric, value.
 
 # %%
 #@save
@@ -340,8 +355,8 @@ for wrong in (('12.9',), ('12.3', 'budget')):
         print(error)
 
 # %% [markdown]
-# `beside_book` takes our results as they come, one row for each seed and arm, and puts mean, interval and the book's value in one line. Arms that the
-# book does not have are kept, with an empty last column.
+# `beside_book` takes our results as they come, one row for each seed and arm, and puts mean, interval and
+# the book's value in one line. Arms that the book does not have are kept, with an empty last column.
 
 # %%
 #@save
@@ -373,9 +388,10 @@ beside_book(invented, '12.3', 'budget_and_penalty').round(3)
 # %% [markdown]
 # ## What was seen
 #
-# A colour belongs to an arm, and the four of section 12.3 stay apart in both kinds of colour blindness. A figure saved twice is the same file, and
-# its table lies beside it. With three seeds the t interval holds the true mean in 95 of 100 trials and the
-# bootstrap in about 75, so tables here use t. The seeds in the last table were invented; the book's column was not.
+# A colour belongs to an arm, and the four of section 12.3 stay apart in both kinds of colour blindness. A
+# figure saved twice is the same file, and its table lies beside it. With three seeds the t interval holds
+# the true mean in 95 of 100 trials and the bootstrap in about 75, so tables here use t. The seeds in the
+# last table were invented; the book's column was not.
 #
-# **Try it.** Change three seeds to ten in the simulation (`5000, 3`): how fast does the bootstrap catch up? Replace the blue of `default` by the
-# vermillion's neighbour `#CC6600` and look at the swatches again.
+# **Try it.** Change three seeds to ten in the simulation (`5000, 3`): how fast does the bootstrap catch up?
+# Replace the blue of `default` by the vermillion's neighbour `#CC6600` and look at the swatches again.

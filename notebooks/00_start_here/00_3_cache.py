@@ -15,11 +15,13 @@
 # %% [markdown]
 # # 0.3 Keep what was trained, under a key of its configuration and its code
 #
-# Most sections of this book need the same few trained policies, and training one takes from half a minute to several. So a trained
-# thing is kept on disk. Two dangers come with that. A *stale* result was made by code that has changed since; a *damaged* one was half
-# written, or spoiled on disk. Here is a cache that recognises both: an empty cache, or a broken one, changes only the time that a notebook takes.
+# Most sections of this book need the same few trained policies, and training one takes from half a minute
+# to several. So a trained thing is kept on disk. Two dangers come with that. A *stale* result was made by
+# code that has changed since; a *damaged* one was half written, or spoiled on disk. Here is a cache that
+# recognises both: an empty cache, or a broken one, changes only the time that a notebook takes.
 #
-# The work is done by joblib's `Memory`, a well-kept memoiser, and by `filelock`. What we add is a key that knows about code, and a checksum.
+# The work is done by joblib's `Memory`, a well-kept memoiser, and by `filelock`. What we add is a key that
+# knows about code, and a checksum.
 
 # %%
 #@save cache
@@ -42,21 +44,34 @@ from filelock import FileLock
 from joblib.func_inspect import get_func_code
 from joblib.memory import FileSystemStoreBackend
 
+# %% [markdown]
+# What is kept lies in one folder of the repository, which git ignores. To forget everything, delete it.
+
 # %%
 #@save
 def cache_dir():
-    """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs only time."""
+    """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs time, nothing else."""
     return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_CACHE') or '.cache')
 
 
 # %% [markdown]
 # ## The key: what the code does, not how it is explained
 #
-# A result belongs to the code that made it. If we hashed the text of a file, every corrected comment would throw away an hour of training; so we hash
-# what Python makes of the text. The syntax tree has no comments, and we take out the docstrings.
+# A result belongs to the code that made it. If we hashed the text of a file, every corrected comment would
+# throw away an hour of training; so we hash what Python makes of the text. The syntax tree has no comments,
+# and we take out the docstrings. (`ast.dump` would write the tree differently in different versions of
+# Python, over fields that are empty; so we write it ourselves.)
 
 # %%
 #@save
+def tree_text(node):
+    """A syntax tree as text, without its empty fields."""
+    if isinstance(node, ast.AST):
+        fields = [f'{name}={tree_text(value)}' for name, value in ast.iter_fields(node) if value not in (None, [])]
+        return f'{type(node).__name__}({", ".join(fields)})'
+    return f'[{", ".join(map(tree_text, node))}]' if isinstance(node, list) else repr(node)
+
+
 def code_statements(source):
     """The top-level statements of Python source as text that does not depend on comments, docstrings and layout."""
     tree = ast.parse(source)
@@ -64,7 +79,7 @@ def code_statements(source):
     for node in ast.walk(tree):
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-    return [ast.dump(statement) for statement in tree.body]
+    return [tree_text(statement) for statement in tree.body]
 
 
 # %%
@@ -75,9 +90,9 @@ print('explained:', code_statements(plain) == code_statements(explained))
 print('different:', code_statements(plain) == code_statements(different))
 
 # %% [markdown]
-# The key must also cover the modules that the code imports, and those that they import. Only imports outside of functions count. An import inside
-# a function is how this book says "needed for show": a trajectory imports its colours only when it is drawn, so
-# a new colour does not retrain a policy.
+# The key must also cover the modules that the code imports, and those that they import. Only imports
+# outside of functions count. An import inside a function is how this book says "needed for show": a
+# trajectory imports its colours only when it is drawn, so a new colour does not retrain a policy.
 
 # %%
 #@save
@@ -112,7 +127,9 @@ def show(trajectory):
 '''))
 
 # %% [markdown]
-# `code_version` follows the imports to the end and hashes all statements that it meets, with the version of torch, whose kernels do the arithmetic.
+# `code_version` follows the imports to the end and hashes all statements that it meets, with the version of
+# torch, whose kernels do the arithmetic. (What follows a `+` in that version names the build, say for the
+# CPU, and is dropped.) This module does not count when others import it: how a result is kept does not change it.
 
 # %%
 #@save
@@ -126,16 +143,16 @@ def module_source(name):
     return path.read_text(encoding='utf-8')
 
 
-def code_version(module_name):
-    """Twelve hex digits of SHA-256 over the code of an agentrl module, of all that it imports from agentrl, and torch's version."""
-    sources, queue = {}, [module_name]
+def code_version(*module_names):
+    """Twelve hex digits of SHA-256 over the code of agentrl modules, of all that they import from agentrl, and torch's version."""
+    sources, queue = {}, [name.removeprefix('agentrl.') for name in module_names]
     while queue:
         name = queue.pop()
-        if name not in sources:
+        if name not in sources and (name != 'cache' or name in module_names):
             sources[name] = module_source(name)
             queue += imported_modules(sources[name])
     code = [(name, code_statements(sources[name])) for name in sorted(sources)]
-    return hashlib.sha256(repr((version('torch'), code)).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((version('torch').split('+')[0], code)).encode()).hexdigest()[:12]
 
 
 # %%
@@ -148,8 +165,8 @@ except ValueError as error:
 # %% [markdown]
 # ## Damage: what a pickle notices
 #
-# Python's pickles carry no checksum. Take a file that holds the number 0.762 and flip, one after the other, each of the 64 bits of that number. How often does
-# reading fail, as it should?
+# Python's pickles carry no checksum. Take a file that holds the number 0.762 and flip, one after the other,
+# each of the 64 bits of that number. How often does reading fail, as it should?
 
 # %%
 import struct
@@ -164,9 +181,10 @@ for bit in range(64):
 print(f'noticed: {noticed} of 64')
 
 # %% [markdown]
-# Never: each gives another number, without a word. joblib can compress what it writes, and zlib's format ends with a checksum; that catches flipped
-# bits. But a reader that has got what it wanted does not read on to the checksum. After a power failure, the end of a file may be zeros: try every
-# length of that, on a list of 60 numbers.
+# Never: each gives another number, without a word. joblib can compress what it writes, and zlib's format
+# ends with a checksum; that catches flipped bits. But a reader that has got what it wanted does not read on
+# to the checksum. After a power failure, the end of a file may be zeros: try every length of that, on a
+# list of 60 numbers.
 
 # %%
 import tempfile
@@ -185,9 +203,9 @@ with tempfile.TemporaryDirectory() as folder:
 print('a wrong value is possible:', outcomes['wrong value'] > 0)
 
 # %% [markdown]
-# So we add a layer: beside each result lies its SHA-256, and a result whose digest does not match counts as absent. It is checked *before* anything is
-# unpickled. joblib itself writes to a temporary file and renames it; a process that is killed in between leaves either no result or one
-# without its digest.
+# So we add a layer: beside each result lies its SHA-256, and a result whose digest does not match counts as
+# absent. It is checked *before* anything is unpickled. joblib itself writes to a temporary file and renames
+# it; a process that is killed in between leaves either no result or one without its digest.
 
 # %%
 #@save
@@ -221,39 +239,38 @@ joblib.register_store_backend('checked', CheckedStore)
 # %% [markdown]
 # ## In a notebook, code can be newer than its module
 #
-# You will change a function in a notebook and run it, and expect to see the change, not a result that the unchanged module once gave. IPython
-# keeps the cells that ran in `In`. So, for a function that was defined in a notebook, the key also holds every exported statement that the module does not have.
+# You will change a function in a notebook and run it, and expect to see the change, not a result that the
+# unchanged module once gave. IPython keeps the cells that ran in `In`. So, for a function that was defined
+# in a notebook, the key also holds every statement of its exporting cells that the module made from them
+# does not have.
 
 # %%
 #@save
-def notebook_edits(function, module_name):
-    """Statements of the function and of its notebook's exporting cells that agentrl/<module_name>.py lacks; [] for a module's function."""
-    if function.__module__ != '__main__':
-        return []
-    cells = [cell for cell in function.__globals__.get('In', []) if re.match(r'#\s?@save\b', cell)]
+def notebook_edits(cells):
+    """Statements in the exporting cells of a notebook that the module made from it lacks; [] if it was not edited."""
+    marks = [re.match(r'#\s?@save\b *(\w*)', cell) for cell in cells]
+    names = [mark[1] for mark in marks if mark and mark[1]]
+    known = code_statements(module_source(names[0])) if names else []
     edits = set()
-    for source in [textwrap.dedent(inspect.getsource(function)), *cells]:
+    for cell in (cell for cell, mark in zip(cells, marks, strict=True) if mark):
         try:
-            edits |= set(code_statements(source))
+            edits |= set(code_statements(cell))
         except SyntaxError:                                             # a cell that did not run
             continue
-    known = code_statements(module_source(module_name))
     return sorted(edit for edit in edits.difference(known) if not edit.startswith('Import'))
 
 
 # %%
-def helper():
-    return 1
-
-
-print('this notebook as exported:', len(notebook_edits(code_version, 'cache')))
-print('a function that no module has:', len(notebook_edits(helper, 'cache')))
+cells = globals()['In']
+print('this notebook:', len(notebook_edits(cells)), 'edits')
+print('with one more cell:', len(notebook_edits([*cells, '#@save\ndef cache_dir():\n    return Path.home()'])), 'edit')
 
 # %% [markdown]
 # ## All together
 #
-# The arguments are part of the key, so they should be a *configuration*: names, numbers, frozen dataclasses. A tensor is refused: pickled,
-# it holds its address in memory, so its key would be another one in each process and nothing would ever be found.
+# The arguments are part of the key, so they should be a *configuration*: names, numbers, frozen
+# dataclasses. A tensor is refused: pickled, it holds its address in memory, so its key would be another one
+# in each process and nothing would ever be found.
 
 # %%
 #@save
@@ -291,9 +308,11 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# `cached` decorates a function with the name of the module whose code makes the result. A lock for each key makes a second process wait for the
-# first one and then read what it wrote. Results travel as pickled bytes even on the first call, so each call gives a fresh object, and changing
-# one changes nothing for the next.
+# `cached` decorates a function with the names of the modules whose code makes the result; the function's
+# own code counts too. All code is looked at when the function is defined, as it was when it was loaded. A
+# lock for each key makes a second process wait for the first one and then read what it wrote. Results
+# travel as pickled bytes even on the first call, so each call gives a fresh object, and changing one
+# changes nothing for the next.
 
 # %%
 #@save
@@ -302,21 +321,22 @@ def make_bytes(key, function, args, kwargs):
     return pickle.dumps(function(*args, **kwargs))
 
 
-def cached(module_name):
-    """Decorator: keep results on disk under the function's name, its arguments and the code of an agentrl module.
+def cached(*module_names):
+    """Decorator: keep results on disk under a function's name, code and arguments, and the code of agentrl modules.
 
-    A changed module (or notebook) gives a new key. A damaged file is made again with a warning. The version is that of the
-    code when the function was defined. Raises ValueError for an unknown module and for arguments that hold tensors.
+    A change in any of them gives a new key. A damaged file is made again with a warning. ValueError for an unknown module and,
+    when called, for arguments that hold tensors.
     """
-    code = code_version(module_name)
+    modules_code = code_version(*module_names)
 
     def decorate(function):
-        name = re.sub(r'[^\w.]', '_', f'{module_name}.{function.__qualname__}')
+        name = re.sub(r'[^\w.]', '_', f'{module_names[0].removeprefix("agentrl.")}.{function.__qualname__}')
+        code = (modules_code, code_statements(textwrap.dedent(inspect.getsource(function))))
+        cells = function.__globals__.get('In', [])                      # a notebook's list, which grows as cells run
 
         @functools.wraps(function)
         def fetch(*args, **kwargs):
-            arguments = argument_key(function, args, kwargs)
-            key = joblib.hash((arguments, code, notebook_edits(function, module_name)))
+            key = joblib.hash((argument_key(function, args, kwargs), code, notebook_edits(cells)))
             memory = joblib.Memory(cache_dir() / name, backend='checked', compress=3, verbose=0)
             kept = memory.cache(make_bytes, ignore=['function', 'args', 'kwargs'])
             with FileLock(cache_dir() / name / f'{key}.lock'):
@@ -349,7 +369,8 @@ print('really run for:', runs)
 print('equal:', torch.equal(first['weights'], second['weights']), '  one object:', first['weights'] is second['weights'])
 
 # %% [markdown]
-# Now damage. The file of the first result is cut in half; the next call warns, trains again, and the one after that reads quietly.
+# Now damage. The file of the first result is cut in half; the next call warns, trains again, and the one
+# after that reads quietly.
 
 # %%
 def damage(change):
@@ -405,9 +426,11 @@ del os.environ['AGENTRL_CACHE']
 # %% [markdown]
 # ## What was seen
 #
-# Comments and docstrings leave the key alone; a swapped factor changes it. A plain pickle noticed none of 64 flipped bits and a compressed one can still
-# give a wrong value; with a digest beside it, all three kinds of damage were noticed, each cost one run and one warning, and an untouched file cost
-# none. Two callers at once cost one run. Old results stay until you delete the cache folder.
+# Comments and docstrings leave the key alone; a swapped factor changes it. A plain pickle noticed none of
+# 64 flipped bits and a compressed one can still give a wrong value; with a digest beside it, all three
+# kinds of damage were noticed, each cost one run and one warning, and an untouched file cost none. Two
+# callers at once cost one run. Old results stay until you delete the cache folder.
 #
-# **Try it.** Change `seed + 0.5` and run the cell of `train_slowly` again: `runs` shows that the change is noticed. Then change only its docstring. What happens if
-# `interrupt` is set to True again after `train_and_stop` has been kept?
+# **Try it.** Change `seed + 0.5` and run the cell of `train_slowly` again: `runs` shows that the change is
+# noticed. Then change only its docstring. What happens if `interrupt` is set to True again after
+# `train_and_stop` has been kept?

@@ -256,7 +256,7 @@ def make_tasks(split='all'):
     if split not in ('all', 'train', 'heldout'):
         raise ValueError(f"split={split!r} is not known; choose 'all', 'train' or 'heldout'")
     tasks = []
-    for row, template in enumerate(TEMPLATES):
+    for template in TEMPLATES:
         for edit in EDIT_OPS:
             name, good = _FUNCTION_NAMES[len(tasks)], right_source(template)
             tasks.append(Task(

@@ -167,11 +167,9 @@ class TinyAgent(nn.Module):
 
     def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256, dtype=torch.float64, seed=0):
         super().__init__()
-        if d % n_heads:
-            raise ValueError(f'd={d} must be a multiple of n_heads={n_heads}')
+        check_heads(d, n_heads)
         self.max_len, self.vocab_size, self.n_heads = max_len, vocab_size, n_heads
-        self.tokens = nn.Embedding(vocab_size, d, dtype=dtype)
-        self.positions = nn.Embedding(max_len, d, dtype=dtype)
+        self.tokens, self.positions = (nn.Embedding(n, d, dtype=dtype) for n in (vocab_size, max_len))
         self.blocks = nn.ModuleList(Block(d, d_mlp, dtype) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d, dtype=dtype)
         self.head = nn.Linear(d, vocab_size, bias=False, dtype=dtype)
@@ -187,9 +185,9 @@ class TinyAgent(nn.Module):
 
     def empty_cache(self, n_rows):
         """A cache for `n_rows` episodes of which nothing has been read."""
-        d = self.head.in_features
-        kv = self.head.weight.new_zeros(len(self.blocks), 2, n_rows, self.n_heads, 0, d // self.n_heads)
-        return KVCache(kv.detach(), torch.zeros(n_rows, dtype=torch.long))
+        d_head = self.head.in_features // self.n_heads
+        kv = torch.zeros(len(self.blocks), 2, n_rows, self.n_heads, 0, d_head, dtype=self.head.weight.dtype)
+        return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
 
     @torch.no_grad()
     def extend(self, new_ids, cache):
@@ -206,7 +204,7 @@ class TinyAgent(nn.Module):
 
 
 # %% [markdown]
-# Two helpers complete it. Weights come from an explicit generator, with the residual branches scaled down by the depth as in GPT-2
+# Three helpers complete it. Weights come from an explicit generator, with the residual branches scaled down by the depth as in GPT-2
 # (Radford et al. 2019). Ids that do not fit are refused here, where the message can still say what to do.
 
 # %%
@@ -222,6 +220,12 @@ def init_weights(model, rng):
             nn.init.normal_(module.weight, std=shrink * module.in_features ** -0.5, generator=rng)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def check_heads(d, n_heads):
+    """ValueError if the width does not divide into heads."""
+    if d % n_heads:
+        raise ValueError(f'd={d} must be a multiple of n_heads={n_heads}')
 
 
 def check_ids(model, ids, length):

@@ -27,7 +27,6 @@
 import ast
 import math
 import os
-import re
 import signal
 import subprocess
 import sys

@@ -152,8 +152,7 @@ class BugFixEnv(gym.Env):
             raise RuntimeError(f"the episode has ended ({self.info['stop']}); call reset() before the next step")
         tool, op = parse_call(action)
         self.info['n_turns'] += 1
-        observation = ACTIONS[tool](self, op)
-        reward = self.reward(tool, lambda kind: passes(self, kind))
+        observation, reward = ACTIONS[tool](self, op), self.reward(tool, lambda kind: passes(self, kind))
         terminated = self.info['submitted']
         truncated = not terminated and self.info['n_turns'] >= self.budget
         self.info['stop'] = 'submit' if terminated else 'turn_budget' if truncated else None

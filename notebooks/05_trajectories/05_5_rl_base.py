@@ -54,6 +54,8 @@ def chance(p, rng):
     return bool(torch.rand(1, generator=rng, dtype=torch.float64) < p)
 
 
+# %%
+#@save
 def submit_at_once(task, edits, rng):
     return ['submit']
 

@@ -22,7 +22,6 @@
 # environment's in, and you follow the gradient of something else. We will see what that something is.
 
 # %%
-#@save gradient
 import torch
 
 # %% [markdown]
@@ -167,7 +166,7 @@ print("the model comes to believe               ", round(torch.softmax(z, 0)[1].
 # gradient is exactly zero.
 
 # %%
-#@save
+#@save gradient
 def keep_only(x, mask):
     """x where mask is set, elsewhere exactly 0 with gradient 0, even where x is inf or NaN."""
     return x.masked_fill(~mask.bool(), 0.0)

@@ -22,7 +22,6 @@
 # %%
 import matplotlib.pyplot as plt
 import pandas as pd
-import torch
 
 from agentrl.arms import arm_results
 from agentrl.plotting import plot_bands, save_figure, save_table, spread_labels, use_style

@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from agentrl.arms import ARMS, arm_results
-from agentrl.plotting import beside_book, book_results, mean_interval, plot_bands, save_figure, save_table, spread_labels, use_style
+from agentrl.plotting import beside_book, book_results, plot_bands, save_figure, save_table, spread_labels, use_style
 
 FOUR = ['default', 'penalty 0.05', 'penalty 0.3', 'max_turns 3']
 pd.DataFrame([{'arm': arm, 'departs from the default in': str(ARMS[arm] or 'nothing')} for arm in FOUR])
