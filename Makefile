@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml
 
 figures: $(STAMP)
 	@$(RUN) -m tools.export
+	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --figures --jobs $(JOBS)
 
 test: $(STAMP)
@@ -36,6 +37,7 @@ test: $(STAMP)
 
 notebooks: $(STAMP)
 	@$(RUN) -m tools.export
+	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --jobs $(JOBS) $(NOTEBOOKS)
 
 lab: $(STAMP)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 65691b6f566c35e4
+# Body: 524a228cddf87bfb
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -12,6 +12,7 @@ __all__ = [
     "AGGREGATIONS",
     "ARMS",
     "ARM_COLORS",
+    "BASE_EDITS",
     "BORDERS",
     "BOS",
     "Block",
@@ -23,8 +24,7 @@ __all__ = [
     "CheckedStore",
     "DEMONSTRATED",
     "EDIT_OPS",
-    "EVALUATION_SAMPLES",
-    "EVALUATION_SEED",
+    "EVALUATION",
     "EditBudgetEnv",
     "Episode",
     "HABITS",
@@ -55,6 +55,7 @@ __all__ = [
     "REWARD_KINDS",
     "RLConfig",
     "RUNNER",
+    "SEEDS",
     "SPARE_COLORS",
     "STEPS",
     "STOPS",
@@ -182,6 +183,7 @@ __all__ = [
     "tokens_html",
     "tokens_text",
     "train_and_label",
+    "train_arm",
     "train_config",
     "train_rl",
     "trained_policy",
@@ -359,11 +361,13 @@ _HOME = {
     "minibatch_step": "training",
     "train_rl": "training",
     "ARMS": "arms",
+    "BASE_EDITS": "arms",
     "arm_config": "arms",
-    "EVALUATION_SEED": "arms",
-    "EVALUATION_SAMPLES": "arms",
     "STEPS": "arms",
+    "SEEDS": "arms",
+    "EVALUATION": "arms",
     "train_config": "arms",
+    "train_arm": "arms",
     "trained_policy": "arms",
     "run_version": "arms",
     "runs_path": "arms",

@@ -1,12 +1,14 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: 49c4b48824ed2b69
+# Body: 8e59170e418720cb
 """9.3 Name every experiment once."""
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
+from unittest.mock import patch
 
 import joblib
 import pandas as pd
@@ -14,9 +16,10 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
-from agentrl.base import make_rl_base
+from agentrl.base import DEMONSTRATED, make_rl_base
 from agentrl.cache import cached, code_version
-from agentrl.tasks import make_tasks
+from agentrl.model import TinyAgent
+from agentrl.tasks import EDIT_OPS, make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, evaluate, train_rl
 
@@ -27,7 +30,10 @@ ARMS = {
     'penalty 0.3': {'step_penalty': 0.3},
     'max_turns 3': {'max_turns': 3},
     'fixed names': {'fresh_names': False},                              # section 9.4: the name gives the edit away
+    'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},
+    'all edits shown': {},                                              # from a base that was shown all five edits
 }
+BASE_EDITS = {'all edits shown': tuple(EDIT_OPS)}                       # other arms start from the base of section 5.5
 
 
 # 09_grpo/09_3_arms, cell 2
@@ -39,34 +45,43 @@ def arm_config(arm, seed=0):
 
 
 # 09_grpo/09_3_arms, cell 4
-EVALUATION_SEED, EVALUATION_SAMPLES, STEPS = 12345, 16, 40
+STEPS = 40
+SEEDS = (0, 1, 2)                                                       # of the runs that are stored with the book
+EVALUATION = {'seed': 12345, 'samples': 16}                             # of each held-out task, the same for all arms
 
 
 # 09_grpo/09_3_arms, cell 4
-@cached('agentrl.training', 'agentrl.base')
-def train_config(cfg, base_seed=0):
+@cached('training', 'base')
+def train_config(cfg, edits=DEMONSTRATED, base_seed=0, steps=STEPS, evaluation=EVALUATION):
     """Train the RL base under `cfg`: dict of weights, history (a row a step) and heldout (behaviour)."""
     tok = build_tokenizer(make_tasks('all'))
-    policy = make_rl_base(tok, seed=base_seed)
-    history = train_rl(policy, make_tasks('train'), tok, cfg, STEPS)
-    rng = torch.Generator().manual_seed(EVALUATION_SEED)
-    heldout = evaluate(policy, make_tasks('heldout'), tok, EVALUATION_SAMPLES, rng, cfg)
+    policy = make_rl_base(tok, base_seed, edits)
+    history = train_rl(policy, make_tasks('train'), tok, cfg, steps)
+    rng = torch.Generator().manual_seed(evaluation['seed'])
+    heldout = evaluate(policy, make_tasks('heldout'), tok, evaluation['samples'], rng, cfg)
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
 
 
 # 09_grpo/09_3_arms, cell 4
-def trained_policy(arm, seed=0, base_seed=0):
+def train_arm(arm, seed=0):
+    """`train_config` for a named arm."""
+    return train_config(arm_config(arm, seed), BASE_EDITS.get(arm, DEMONSTRATED))
+
+
+# 09_grpo/09_3_arms, cell 4
+def trained_policy(arm, seed=0):
     """The policy of an arm after training."""
-    policy = make_rl_base(build_tokenizer(make_tasks('all')), seed=base_seed)
-    policy.load_state_dict(train_config(arm_config(arm, seed), base_seed)['weights'])
+    policy = TinyAgent(len(build_tokenizer(make_tasks('all'))))
+    policy.load_state_dict(train_arm(arm, seed)['weights'])
     return policy
 
 
 # 09_grpo/09_3_arms, cell 5
-def run_version(arm, base_seed=0):
+def run_version(arm):
     """A short text that changes with the arm's configuration or with any code that its result depends on."""
-    config = asdict(arm_config(arm)) | {'steps': STEPS, 'evaluation': (EVALUATION_SEED, EVALUATION_SAMPLES)}
-    return joblib.hash((json.dumps(config), base_seed, code_version('agentrl.training', 'agentrl.base')))[:12]
+    config = [asdict(arm_config(arm)), BASE_EDITS.get(arm), STEPS, EVALUATION]
+    text = json.dumps([*config, code_version('training', 'base')])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 # 09_grpo/09_3_arms, cell 5
@@ -104,7 +119,7 @@ def store_run(arm, seed, run):
 def train_and_label(arm, seed):
     """What a worker process does: one run on one thread."""
     torch.set_num_threads(1)
-    return arm, seed, train_config(arm_config(arm, seed))
+    return arm, seed, train_arm(arm, seed)
 
 
 # 09_grpo/09_3_arms, cell 6
@@ -114,10 +129,10 @@ def arm_results(arms, seeds, jobs=2):
     done = set(zip(stored['arm'], stored['seed'], stored['version'], strict=True))
     missing = [(arm, seed) for arm in arms for seed in seeds if (arm, seed, run_version(arm)) not in done]
     if missing:
-        make_rl_base(build_tokenizer(make_tasks('all')))                # once, before the workers need it
-        runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
-            joblib.delayed(train_and_label)(arm, seed) for arm, seed in missing)
-        for arm, seed, run in tqdm(runs, desc='training runs', total=len(missing)):
-            store_run(arm, seed, run)
+        with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from the workers
+            runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
+                joblib.delayed(train_and_label)(arm, seed) for arm, seed in missing)
+            for arm, seed, run in tqdm(runs, desc='training runs', total=len(missing)):
+                store_run(arm, seed, run)
     tables = [read_runs(name) for name in ('heldout', 'history')]
     return tuple(table[table['arm'].isin(arms) & table['seed'].isin(seeds)].reset_index(drop=True) for table in tables)

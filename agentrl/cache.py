@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_3_cache.py. Do not edit: change it there, then `make export`.
-# Body: 07db06dc200c13e7
+# Body: ea7f6a7f04aa09bc
 """0.3 Keep what was trained, under a key of its configuration and its code."""
 
 import ast
@@ -24,7 +24,7 @@ from joblib.memory import FileSystemStoreBackend
 
 # 00_start_here/00_3_cache, cell 2
 def cache_dir():
-    """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs time, nothing else."""
+    """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs time."""
     return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_CACHE') or '.cache')
 
 
@@ -32,14 +32,14 @@ def cache_dir():
 def tree_text(node):
     """A syntax tree as text, without its empty fields."""
     if isinstance(node, ast.AST):
-        fields = [f'{name}={tree_text(value)}' for name, value in ast.iter_fields(node) if value not in (None, [])]
-        return f'{type(node).__name__}({", ".join(fields)})'
+        fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
+        return f'{type(node).__name__}({", ".join(f"{name}={tree_text(value)}" for name, value in fields)})'
     return f'[{", ".join(map(tree_text, node))}]' if isinstance(node, list) else repr(node)
 
 
 # 00_start_here/00_3_cache, cell 3
 def code_statements(source):
-    """The top-level statements of Python source as text that does not depend on comments, docstrings and layout."""
+    """The top-level statements of Python source as text, whatever its comments, docstrings and layout."""
     tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
@@ -82,13 +82,13 @@ def module_source(name):
 
 # 00_start_here/00_3_cache, cell 7
 def code_version(*module_names):
-    """Twelve hex digits of SHA-256 over the code of agentrl modules, of all that they import from agentrl, and torch's version."""
+    """Twelve hex digits of SHA-256 over agentrl modules, what they import from agentrl, and torch."""
     sources, queue = {}, [name.removeprefix('agentrl.') for name in module_names]
     while queue:
         name = queue.pop()
-        if name not in sources and (name != 'cache' or name in module_names):
+        if name not in sources:
             sources[name] = module_source(name)
-            queue += imported_modules(sources[name])
+            queue += [imported for imported in imported_modules(sources[name]) if imported != 'cache']
     code = [(name, code_statements(sources[name])) for name in sorted(sources)]
     return hashlib.sha256(repr((version('torch').split('+')[0], code)).encode()).hexdigest()[:12]
 
@@ -100,7 +100,7 @@ class CheckedStore(FileSystemStoreBackend):
     def dump_item(self, call_id, item, verbose=1):
         super().dump_item(call_id, item, verbose)
         path = Path(self.location, *call_id, 'output.pkl')
-        if path.exists():                                               # on a full disk joblib warns and writes nothing
+        if path.exists():                               # on a full disk joblib warns and writes nothing
             path.with_suffix('.sha256').write_text(hashlib.sha256(path.read_bytes()).hexdigest())
 
     def contains_item(self, call_id):
@@ -108,13 +108,15 @@ class CheckedStore(FileSystemStoreBackend):
         digest = path.with_suffix('.sha256')
         if not path.exists():
             return False
-        if digest.exists() and digest.read_bytes() == hashlib.sha256(path.read_bytes()).hexdigest().encode():
+        found = hashlib.sha256(path.read_bytes()).hexdigest().encode()
+        if digest.exists() and digest.read_bytes() == found:
             return True
-        warnings.warn(f'the kept result of {Path(self.location).name} is damaged; it is made again', stacklevel=2)
+        name = Path(self.location).name
+        warnings.warn(f'the kept result of {name} is damaged; it is made again', stacklevel=2)
         return False
 
     def get_cached_func_code(self, call_id):
-        """The code of `make_bytes`, always unchanged: our key knows about code, joblib's own check is not needed."""
+        """The code of `make_bytes`, so always unchanged: our key knows about code, joblib need not check."""
         code, _, line = get_func_code(make_bytes)
         return f'# first line: {line}\n{code}'
 
@@ -124,7 +126,7 @@ joblib.register_store_backend('checked', CheckedStore)
 
 # 00_start_here/00_3_cache, cell 12
 def notebook_edits(cells):
-    """Statements in the exporting cells of a notebook that the module made from it lacks; [] if it was not edited."""
+    """Statements in a notebook's exporting cells that the module made from it lacks; [] if not edited."""
     marks = [re.match(r'#\s?@save\b *(\w*)', cell) for cell in cells]
     names = [mark[1] for mark in marks if mark and mark[1]]
     known = code_statements(module_source(names[0])) if names else []
@@ -132,7 +134,7 @@ def notebook_edits(cells):
     for cell in (cell for cell, mark in zip(cells, marks, strict=True) if mark):
         try:
             edits |= set(code_statements(cell))
-        except SyntaxError:                                             # a cell that did not run
+        except SyntaxError:                                     # a cell that did not run
             continue
     return sorted(edit for edit in edits.difference(known) if not edit.startswith('Import'))
 
@@ -164,19 +166,19 @@ def make_bytes(key, function, args, kwargs):
     return pickle.dumps(function(*args, **kwargs))
 
 
-# 00_start_here/00_3_cache, cell 16
+# 00_start_here/00_3_cache, cell 17
 def cached(*module_names):
-    """Decorator: keep results on disk under a function's name, code and arguments, and the code of agentrl modules.
+    """Decorator: keep results on disk under a function's name, code, arguments, and the code of modules.
 
-    A change in any of them gives a new key. A damaged file is made again with a warning. ValueError for an unknown module and,
-    when called, for arguments that hold tensors.
+    A change in any of them gives a new key. A damaged file is made again with a warning. ValueError for an
+    unknown module and, when called, for arguments that hold tensors.
     """
     modules_code = code_version(*module_names)
 
     def decorate(function):
         name = re.sub(r'[^\w.]', '_', f'{module_names[0].removeprefix("agentrl.")}.{function.__qualname__}')
         code = (modules_code, code_statements(textwrap.dedent(inspect.getsource(function))))
-        cells = function.__globals__.get('In', [])                      # a notebook's list, which grows as cells run
+        cells = function.__globals__.get('In', [])              # a notebook's list, which grows as cells run
 
         @functools.wraps(function)
         def fetch(*args, **kwargs):

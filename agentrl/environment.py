@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/04_environment/04_3_bugfix_env.py. Do not edit: change it there, then `make export`.
-# Body: 0366f6dff3b372ca
+# Body: bfeff43334873614
 """4.3 Let an agent act: the BugFix environment."""
 
 import string
@@ -100,11 +100,11 @@ class BugFixEnv(gym.Env):
         self.max_turns = check_count('max_turns', max_turns)
         self.max_edits = float('inf') if max_edits is None else check_count('max_edits', max_edits, least=0)
         self.reward = reward if callable(reward) else make_reward(reward)
+        self.info = {'stop': 'never reset'}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        options = options or {}
-        self.task = options.get('task') or random_task(self.np_random)
+        self.task = (options := options or {}).get('task') or random_task(self.np_random)
         self.budget = check_count('max_turns', options.get('max_turns', self.max_turns))
         self.source = self.task.source
         self.info = {'submitted': False, 'hidden_pass': False, 'stop': None} | dict.fromkeys(COUNTS, 0)
@@ -112,7 +112,7 @@ class BugFixEnv(gym.Env):
 
     def step(self, action):
         if self.info['stop']:
-            raise RuntimeError(f"the episode has ended ({self.info['stop']}); call reset() before the next step")
+            raise RuntimeError(f"no episode is running ({self.info['stop']}); call reset() first")
         tool, op = parse_call(action)
         self.info['n_turns'] += 1
         observation, reward = ACTIONS[tool](self, op), self.reward(tool, lambda kind: passes(self, kind))

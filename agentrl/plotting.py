@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: b7d82cfba29e8d2a
+# Body: 5b4a96399b8a595f
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -18,9 +18,9 @@ from scipy.stats import sem, t
 
 # 00_start_here/00_2_figures_and_tables, cell 2
 ARM_COLORS = {
-    'base': '#888888',                                                  # the policy that training starts from
+    'base': '#888888',                                          # the policy that training starts from
     'default': '#0072B2', 'full': '#0072B2', 'multi-turn only': '#0072B2',
-    'penalty 0.05': '#E69F00', 'outcome (GRPO)': '#E69F00',             # one run: outcome-level credit, 0.05 a call
+    'penalty 0.05': '#E69F00', 'outcome (GRPO)': '#E69F00',     # one run: outcome-level credit, 0.05 a call
     'penalty 0.3': '#D55E00',
     'max_turns 3': '#009E73',
     'wrong_submit -1': '#CC79A7', 'truncation = 0': '#CC79A7',
@@ -30,8 +30,10 @@ ARM_COLORS = {
     'truncation masked': '#882255',
     'mixture': '#999933', '50/50 mixture': '#999933',
     'fixed names': '#AA4499',
+    'fixed names, 3 turns': '#117733',
+    'all edits shown': '#6699CC',
 }
-SPARE_COLORS = ('#117733', '#661100', '#6699CC')
+SPARE_COLORS = ('#661100', '#44AA99', '#DDCC77')
 
 
 # 00_start_here/00_2_figures_and_tables, cell 3
@@ -41,7 +43,12 @@ def arm_color(arm):
 
 
 # 00_start_here/00_2_figures_and_tables, cell 5
-OWNER_COLORS = {'template': '#888888', 'prompt': '#56B4E9', 'policy': '#E69F00', 'tool': '#009E73'}
+OWNER_COLORS = {
+    'template': '#888888',
+    'prompt': '#56B4E9',
+    'policy': '#E69F00',
+    'tool': '#009E73',
+}
 
 
 # 00_start_here/00_2_figures_and_tables, cell 6
@@ -49,9 +56,10 @@ STYLE = {
     'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#E5E5E5', 'grid.linewidth': 0.8,
     'axes.spines.top': False, 'axes.spines.right': False,
     'axes.titlelocation': 'left', 'axes.titlesize': 'medium', 'axes.labelcolor': '#333333',
-    'xtick.color': '#333333', 'ytick.color': '#333333', 'xtick.labelsize': 'small', 'ytick.labelsize': 'small',
-    'lines.linewidth': 2.0, 'figure.constrained_layout.use': True, 'figure.figsize': (6.4, 3.6), 'figure.dpi': 110,
-    'figure.facecolor': 'white', 'savefig.facecolor': 'white', 'font.size': 10.0, 'svg.fonttype': 'path',
+    'xtick.color': '#333333', 'ytick.color': '#333333',
+    'xtick.labelsize': 'small', 'ytick.labelsize': 'small', 'font.size': 10.0, 'lines.linewidth': 2.0,
+    'figure.constrained_layout.use': True, 'figure.figsize': (6.4, 3.6), 'figure.dpi': 110,
+    'figure.facecolor': 'white', 'savefig.facecolor': 'white', 'svg.fonttype': 'path',
 }
 
 
@@ -81,7 +89,7 @@ def save_table(frame, name):
 
 # 00_start_here/00_2_figures_and_tables, cell 11
 def save_figure(fig, name, table):
-    """Write figures/<name>.svg and, as figures/tables/<name>.csv, the table that it shows; return the picture's short path."""
+    """Write figures/<name>.svg and its table, figures/tables/<name>.csv; return the picture's short path."""
     save_table(table, name)
     picture = io.BytesIO()
     with plt.rc_context({'svg.hashsalt': name}):
@@ -92,10 +100,10 @@ def save_figure(fig, name, table):
 
 # 00_start_here/00_2_figures_and_tables, cell 13
 def mean_interval(values):
-    """Mean and 95% interval (mean, low, high) by Student's t with the sample standard deviation; one value has no interval (nan).
+    """Mean of seeds and its 95% interval, (mean, low, high), by Student's t; one value has no interval (nan).
 
-    With few seeds a bootstrap interval is far too narrow; seeds that all agree give an interval of width 0, which only
-    says that the seeds agree.
+    The sample standard deviation is used. Seeds that all agree give an interval of width 0, which says no
+    more than that.
     """
     values = [float(value) for value in values]
     if not values:
@@ -107,20 +115,21 @@ def mean_interval(values):
 
 # 00_start_here/00_2_figures_and_tables, cell 15
 def spread_labels(ax, gap=11):
-    """Move the labels at line ends apart, as little as possible, until they are `gap` points from each other."""
+    """Move the labels at line ends apart, as little as possible, until `gap` points are between them."""
     labels = [text for text in ax.texts if isinstance(text, Annotation) and text.get_label() == 'line end']
     labels.sort(key=lambda label: label.xy[1])
-    ends = [ax.transData.transform(label.xy)[1] * 72 / ax.figure.dpi for label in labels]               # in points
+    ends = [ax.transData.transform(label.xy)[1] * 72 / ax.figure.dpi for label in labels]   # in points
     spaced = isotonic_regression([end - gap * i for i, end in enumerate(ends)]).x if labels else []
     for i, label in enumerate(labels):
         label.xyann = (6, spaced[i] + gap * i - ends[i])
 
 
-# 00_start_here/00_2_figures_and_tables, cell 15
+# 00_start_here/00_2_figures_and_tables, cell 16
 def plot_bands(ax, frame, x, y, arm):
     """Draw an arm: mean over seeds as a line, lowest to highest seed as a band, its name at the line's end.
 
-    `frame` has a row for each arm, seed and x, with columns `arm`, `x`, `y`. After changing the limits call `spread_labels(ax)`.
+    `frame` has a row for each arm, seed and x, with columns `arm`, `x`, `y`. After changing the limits
+    call `spread_labels(ax)`.
     """
     rows = frame[frame['arm'] == arm]
     if rows.empty:
@@ -128,43 +137,46 @@ def plot_bands(ax, frame, x, y, arm):
     seeds = rows.groupby(x)[y].agg(['mean', 'min', 'max'])
     ax.plot(seeds.index, seeds['mean'], color=arm_color(arm))
     ax.fill_between(seeds.index, seeds['min'], seeds['max'], color=arm_color(arm), alpha=0.2, linewidth=0)
-    ink = [0.65 * part for part in to_rgb(arm_color(arm))]                                              # darker: text is thin
+    ink = [0.65 * part for part in to_rgb(arm_color(arm))]              # darker: text is thin
     ax.annotate(arm, (seeds.index[-1], seeds['mean'].iloc[-1]), xytext=(6, 0), textcoords='offset points',
                 va='center', color=ink, fontsize='small', label='line end')
     spread_labels(ax)
 
 
-# 00_start_here/00_2_figures_and_tables, cell 17
+# 00_start_here/00_2_figures_and_tables, cell 18
 def book_results(section, experiment=None):
-    """The book's values for a section (`'12.3'`) and, if given, one of its experiments: columns as in book_results.csv."""
+    """The book's values for a section, such as '12.3', and an experiment: rows of book_results.csv."""
     path = Path(files('agentrl')).parent / 'figures' / 'book_results.csv'
     book = pd.read_csv(path, dtype={'section': str})
-    rows = book[book['section'] == section]
+    rows, known = book[book['section'] == section], list(book['section'].unique())
     if rows.empty:
-        raise ValueError(f'section={section!r} has no results in the book; there are {list(book["section"].unique())}')
+        raise ValueError(f'section={section!r} has no results in the book; there are {known}')
     if experiment is None:
         return rows.reset_index(drop=True)
-    if experiment not in set(rows['experiment']):
-        raise ValueError(f'experiment={experiment!r} is not in section {section}; there are {list(rows["experiment"].unique())}')
+    known = list(rows['experiment'].unique())
+    if experiment not in known:
+        raise ValueError(f'experiment={experiment!r} is not in section {section}; there are {known}')
     return rows[rows['experiment'] == experiment].reset_index(drop=True)
 
 
-# 00_start_here/00_2_figures_and_tables, cell 20
+# 00_start_here/00_2_figures_and_tables, cell 21
 def beside_book(ours, section, experiment):
-    """A row for each arm and metric: our mean over seeds, its 95% t interval (low, high), number of seeds, the book's value.
+    """For each arm and metric: our mean over seeds, its 95% t interval, number of seeds, the book's value.
 
-    `ours` has a row for each arm and seed, a column `arm` and a column for each metric, named as in the book.
+    `ours` has a row for each arm and seed, and columns `arm` and the metrics, named as in the book.
     """
     book = book_results(section, experiment)
     metrics = [metric for metric in book['metric'].unique() if metric in ours.columns]
     if not metrics or not set(ours['arm']) & set(book['arm']):
-        raise ValueError(f'nothing to compare: ours has arms {list(ours["arm"].unique())} and columns {list(ours.columns)}, the '
-                         f'book has arms {list(book["arm"].unique())} and metrics {list(book["metric"].unique())}')
+        raise ValueError(
+            f'nothing to compare: ours has arms {list(ours["arm"].unique())}, columns {list(ours.columns)}; '
+            f'the book has arms {list(book["arm"].unique())} and metrics {list(book["metric"].unique())}')
     values = book.set_index(['arm', 'metric'])['value']
     rows = []
     for arm in ours['arm'].unique():
         for metric in metrics:
             seeds = ours.loc[ours['arm'] == arm, metric].dropna()
             if len(seeds):
-                rows.append((arm, metric, *mean_interval(seeds), len(seeds), values.get((arm, metric), float('nan'))))
+                value = values.get((arm, metric), float('nan'))
+                rows.append((arm, metric, *mean_interval(seeds), len(seeds), value))
     return pd.DataFrame(rows, columns=['arm', 'metric', 'ours', 'low', 'high', 'seeds', 'book'])

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_1_tokenizer.py. Do not edit: change it there, then `make export`.
-# Body: 048791c2480b34fa
+# Body: b4c0a5ee598b4ae1
 """3.1 Give every word one token."""
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source
 PAD, BOS, CALL, CALL_END, OBS, OBS_END = MARKERS = ('<pad>', '<bos>', '<call>', '</call>', '<obs>', '</obs>')
 TOOLS = ('read', 'test', 'edit', 'submit')
 OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no', 'edits',
-                     'turns', 'left')
+                     'turns', 'left', '...', *'0123456789')
 
 
 # 03_model/03_1_tokenizer, cell 3

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: 4952bcca8902da96
+# Body: aa16b22c34dc2945
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
@@ -68,6 +68,7 @@ def behavior_stats(trajs):
         'reward': sum(traj.reward for traj in trajs) / n, 'reads': total('n_reads') / n, 'tests': total('n_tests') / n,
         'edits': total('n_edits') / n, 'turns': calls / n, 'malformed': total('n_invalid') / calls,
         'tokens': sum(len(traj.ids) for traj in trajs) / n,
+        'policy_tokens': sum(int(traj.action_mask.sum()) for traj in trajs) / n,
     }
 
 

@@ -27,7 +27,7 @@ def test_every_arm_is_a_valid_configuration():
 
 
 def test_versions_tell_arms_and_bases_apart():
-    versions = [run_version(arm, base) for arm in ARMS for base in (0, 1)]
+    versions = [run_version(arm) for arm in ARMS]
     assert len(set(versions)) == len(versions) and run_version("default") == run_version("default")
 
 
@@ -48,19 +48,18 @@ def test_only_what_is_missing_or_old_is_trained(store, monkeypatch):
         return arm, seed, RUN
 
     monkeypatch.setattr(arms, "train_and_label", fake)
-    monkeypatch.setattr(arms, "make_rl_base", lambda tok: None)
     store_run("default", 0, RUN)
     heldout, history = arm_results(["default", "penalty 0.3"], seeds=(0, 1), jobs=1)
     assert sorted(trained) == [("default", 1), ("penalty 0.3", 0), ("penalty 0.3", 1)]
     assert len(heldout) == 4 and len(history) == 8
     trained.clear()
-    monkeypatch.setattr(arms, "run_version", lambda arm, base_seed=0: "another code")
+    monkeypatch.setattr(arms, "run_version", lambda arm: "another code")
     arm_results(["default"], seeds=(0,), jobs=1)
     assert trained == [("default", 0)]
 
 
 def test_stored_runs_are_of_this_code():
-    """If this fails, the code behind the stored runs has changed: `make runs` trains them again."""
+    """If this fails, the code behind the stored runs has changed: `make figures` trains them again."""
     heldout, history = read_runs("heldout"), read_runs("history")
     for table in (heldout, history):
         stale = {

@@ -137,6 +137,15 @@ def test_how_results_are_kept_does_not_count(modules):
     assert code_version("top") == with_import != before
 
 
+def test_how_a_result_is_kept_does_not_change_it(modules):
+    modules["cache"] = "from agentrl.top import top\n"
+    modules["low"] += "from agentrl.cache import cached\n"
+    before, of_the_cache = code_version("top"), code_version("cache")
+    modules["cache"] += "NEW = 1\n"
+    assert code_version("top") == before
+    assert code_version("cache") == code_version("agentrl.cache") != of_the_cache
+
+
 def test_version_survives_import_cycles(modules):
     modules["low"] += "from agentrl.top import top\n"
     assert code_version("low") == code_version("low")

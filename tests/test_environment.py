@@ -101,8 +101,10 @@ def test_one_word_more_or_less_is_malformed(call, data):
 def test_after_the_end():
     env = EditBudgetEnv()
     play(env, "submit")
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(RuntimeError, match="submit.*reset"):
         env.step(f"{CALL} read {CALL_END}")
+    with pytest.raises(RuntimeError, match="never reset"):
+        EditBudgetEnv().step(f"{CALL} read {CALL_END}")
 
 
 def test_seeded_reset_draws_the_same_task():

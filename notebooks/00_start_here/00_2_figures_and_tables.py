@@ -43,17 +43,17 @@ from scipy.stats import sem, t
 # A reader who has learned in section 12.3 that blue is the default run should not have to learn it again in
 # 12.5. The colours are those of Okabe and Ito (2008), chosen so that people with the common kinds of colour
 # blindness can tell them apart. Their yellow is left out: it is too pale for a line on white. Eight hues
-# are not enough for a whole book, so four arms that appear alone borrow from the *muted* scheme of Tol
-# (2021).
+# are not enough for a whole book, so arms that appear in few figures borrow darker ones, most of them from
+# the *muted* scheme of Tol (2021).
 #
 # Two names for the same run share a colour on purpose.
 
 # %%
 #@save
 ARM_COLORS = {
-    'base': '#888888',                                                  # the policy that training starts from
+    'base': '#888888',                                          # the policy that training starts from
     'default': '#0072B2', 'full': '#0072B2', 'multi-turn only': '#0072B2',
-    'penalty 0.05': '#E69F00', 'outcome (GRPO)': '#E69F00',             # one run: outcome-level credit, 0.05 a call
+    'penalty 0.05': '#E69F00', 'outcome (GRPO)': '#E69F00',     # one run: outcome-level credit, 0.05 a call
     'penalty 0.3': '#D55E00',
     'max_turns 3': '#009E73',
     'wrong_submit -1': '#CC79A7', 'truncation = 0': '#CC79A7',
@@ -63,8 +63,10 @@ ARM_COLORS = {
     'truncation masked': '#882255',
     'mixture': '#999933', '50/50 mixture': '#999933',
     'fixed names': '#AA4499',
+    'fixed names, 3 turns': '#117733',
+    'all edits shown': '#6699CC',
 }
-SPARE_COLORS = ('#117733', '#661100', '#6699CC')
+SPARE_COLORS = ('#661100', '#44AA99', '#DDCC77')
 
 # %% [markdown]
 # An arm that is not in the list, say one that you try out, gets a spare colour. Which one depends on a
@@ -88,7 +90,12 @@ for arm in ('default', 'penalty 0.3', 'my own arm', 'my other arm'):
 
 # %%
 #@save
-OWNER_COLORS = {'template': '#888888', 'prompt': '#56B4E9', 'policy': '#E69F00', 'tool': '#009E73'}
+OWNER_COLORS = {
+    'template': '#888888',
+    'prompt': '#56B4E9',
+    'policy': '#E69F00',
+    'tool': '#009E73',
+}
 
 # %% [markdown]
 # ## Style
@@ -102,9 +109,10 @@ STYLE = {
     'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#E5E5E5', 'grid.linewidth': 0.8,
     'axes.spines.top': False, 'axes.spines.right': False,
     'axes.titlelocation': 'left', 'axes.titlesize': 'medium', 'axes.labelcolor': '#333333',
-    'xtick.color': '#333333', 'ytick.color': '#333333', 'xtick.labelsize': 'small', 'ytick.labelsize': 'small',
-    'lines.linewidth': 2.0, 'figure.constrained_layout.use': True, 'figure.figsize': (6.4, 3.6), 'figure.dpi': 110,
-    'figure.facecolor': 'white', 'savefig.facecolor': 'white', 'font.size': 10.0, 'svg.fonttype': 'path',
+    'xtick.color': '#333333', 'ytick.color': '#333333',
+    'xtick.labelsize': 'small', 'ytick.labelsize': 'small', 'font.size': 10.0, 'lines.linewidth': 2.0,
+    'figure.constrained_layout.use': True, 'figure.figsize': (6.4, 3.6), 'figure.dpi': 110,
+    'figure.facecolor': 'white', 'savefig.facecolor': 'white', 'svg.fonttype': 'path',
 }
 
 
@@ -123,8 +131,12 @@ import numpy as np
 
 SIGHT = {
     'ordinary': np.eye(3),
-    'no green': np.array([[.367322, .860646, -.227968], [.280085, .672501, .047413], [-.011820, .042940, .968881]]),
-    'no red': np.array([[.152286, 1.052583, -.204868], [.114503, .786281, .099216], [-.003882, -.048116, 1.051998]]),
+    'no green': np.array([[.367322, .860646, -.227968],
+                          [.280085, .672501, .047413],
+                          [-.011820, .042940, .968881]]),
+    'no red': np.array([[.152286, 1.052583, -.204868],
+                        [.114503, .786281, .099216],
+                        [-.003882, -.048116, 1.051998]]),
     'grey': np.tile([.2126, .7152, .0722], (3, 1)),
 }
 
@@ -136,7 +148,8 @@ def seen(color, matrix):
 
 use_style()
 four = ['default', 'penalty 0.05', 'penalty 0.3', 'max_turns 3']
-swatches = np.array([[seen(arm_color(arm), matrix) for arm in four] for matrix in SIGHT.values()])     # [sight, arm, 3]
+swatches = np.array([[seen(arm_color(arm), matrix) for arm in four]
+                     for matrix in SIGHT.values()])                     # [sight, arm, 3]
 fig, ax = plt.subplots(figsize=(6.4, 2.0))
 ax.imshow(swatches, aspect='auto')
 ax.set_xticks(range(4), four)
@@ -179,7 +192,8 @@ def save_table(frame, name):
 
 
 # %%
-small = pd.DataFrame({'arm': ['a', 'b'], 'pass_rate': [1 / 3, 0.1 + 0.2], 'change': [-0.0, 2.1e-06], 'episodes': [160, 160]})
+small = pd.DataFrame({'arm': ['a', 'b'], 'pass_rate': [1 / 3, 0.1 + 0.2], 'change': [-0.0, 2.1e-06],
+                      'episodes': [160, 160]})
 save_table(small, 'example')
 print((figures_dir() / 'tables' / 'example.csv').read_text())
 
@@ -191,7 +205,7 @@ print((figures_dir() / 'tables' / 'example.csv').read_text())
 # %%
 #@save
 def save_figure(fig, name, table):
-    """Write figures/<name>.svg and, as figures/tables/<name>.csv, the table that it shows; return the picture's short path."""
+    """Write figures/<name>.svg and its table, figures/tables/<name>.csv; return the picture's short path."""
     save_table(table, name)
     picture = io.BytesIO()
     with plt.rc_context({'svg.hashsalt': name}):
@@ -235,10 +249,10 @@ for example in ('example.svg', 'tables/example.csv'):
 # %%
 #@save
 def mean_interval(values):
-    """Mean and 95% interval (mean, low, high) by Student's t with the sample standard deviation; one value has no interval (nan).
+    """Mean of seeds and its 95% interval, (mean, low, high), by Student's t; one value has no interval (nan).
 
-    With few seeds a bootstrap interval is far too narrow; seeds that all agree give an interval of width 0, which only
-    says that the seeds agree.
+    The sample standard deviation is used. Seeds that all agree give an interval of width 0, which says no
+    more than that.
     """
     values = [float(value) for value in values]
     if not values:
@@ -255,13 +269,15 @@ from scipy.stats import bootstrap
 print('mean {:.3f}, 95% from {:.3f} to {:.3f}'.format(*mean_interval([0.762, 0.787, 0.775])))
 
 generator = torch.Generator().manual_seed(0)
-uniform = torch.rand(5000, 3, dtype=torch.float64, generator=generator).numpy() - 0.5                   # [trial, seed]
+uniform = torch.rand(5000, 3, dtype=torch.float64, generator=generator).numpy() - 0.5   # [trial, seed]
 normal = torch.randn(5000, 3, dtype=torch.float64, generator=generator).numpy()
 for name, draws in (('normal', normal), ('uniform', uniform)):
-    student = np.array([mean_interval(row)[1:] for row in draws])                                       # [trial, 2]
-    resampled = bootstrap((draws,), np.mean, axis=1, n_resamples=300, method='percentile', rng=np.random.default_rng(0))
+    student = np.array([mean_interval(row)[1:] for row in draws])       # [trial, 2]
+    resampled = bootstrap((draws,), np.mean, axis=1, n_resamples=300, method='percentile',
+                          rng=np.random.default_rng(0))
     for kind, (low, high) in (('t', student.T), ('bootstrap', resampled.confidence_interval)):
-        print(f'{name:8} {kind:10} holds the true mean in {np.mean((low < 0) & (0 < high)):.2f} of 5000 trials')
+        holds = np.mean((low < 0) & (0 < high))
+        print(f'{name:8} {kind:10} holds the true mean in {holds:.2f} of 5000 trials')
 
 # %% [markdown]
 # The t interval keeps its promise, or nearly so where the noise is not normal; the bootstrap misses one
@@ -277,19 +293,22 @@ for name, draws in (('normal', normal), ('uniform', uniform)):
 # %%
 #@save
 def spread_labels(ax, gap=11):
-    """Move the labels at line ends apart, as little as possible, until they are `gap` points from each other."""
+    """Move the labels at line ends apart, as little as possible, until `gap` points are between them."""
     labels = [text for text in ax.texts if isinstance(text, Annotation) and text.get_label() == 'line end']
     labels.sort(key=lambda label: label.xy[1])
-    ends = [ax.transData.transform(label.xy)[1] * 72 / ax.figure.dpi for label in labels]               # in points
+    ends = [ax.transData.transform(label.xy)[1] * 72 / ax.figure.dpi for label in labels]   # in points
     spaced = isotonic_regression([end - gap * i for i, end in enumerate(ends)]).x if labels else []
     for i, label in enumerate(labels):
         label.xyann = (6, spaced[i] + gap * i - ends[i])
 
 
+# %%
+#@save
 def plot_bands(ax, frame, x, y, arm):
     """Draw an arm: mean over seeds as a line, lowest to highest seed as a band, its name at the line's end.
 
-    `frame` has a row for each arm, seed and x, with columns `arm`, `x`, `y`. After changing the limits call `spread_labels(ax)`.
+    `frame` has a row for each arm, seed and x, with columns `arm`, `x`, `y`. After changing the limits
+    call `spread_labels(ax)`.
     """
     rows = frame[frame['arm'] == arm]
     if rows.empty:
@@ -297,7 +316,7 @@ def plot_bands(ax, frame, x, y, arm):
     seeds = rows.groupby(x)[y].agg(['mean', 'min', 'max'])
     ax.plot(seeds.index, seeds['mean'], color=arm_color(arm))
     ax.fill_between(seeds.index, seeds['min'], seeds['max'], color=arm_color(arm), alpha=0.2, linewidth=0)
-    ink = [0.65 * part for part in to_rgb(arm_color(arm))]                                              # darker: text is thin
+    ink = [0.65 * part for part in to_rgb(arm_color(arm))]              # darker: text is thin
     ax.annotate(arm, (seeds.index[-1], seeds['mean'].iloc[-1]), xytext=(6, 0), textcoords='offset points',
                 va='center', color=ink, fontsize='small', label='line end')
     spread_labels(ax)
@@ -309,9 +328,10 @@ def plot_bands(ax, frame, x, y, arm):
 # order and the distance, which is an isotonic regression.
 
 # %%
-shapes = zip(four, (0.77, 0.76, 0.0, 0.75), (0.80, 0.88, 0.90, 0.84))                                   # arm, end, speed
+shapes = zip(four, (0.77, 0.76, 0.0, 0.75), (0.80, 0.88, 0.90, 0.84))  # arm, end, speed
 invented = pd.DataFrame(
-    {'arm': arm, 'seed': seed, 'step': step, 'pass_rate': end * (1 - speed ** step) + 0.03 * seed * (step > 0)}
+    {'arm': arm, 'seed': seed, 'step': step,
+     'pass_rate': end * (1 - speed ** step) + 0.03 * seed * (step > 0)}
     for arm, end, speed in shapes for seed in (0, 1) for step in range(40))
 fig, ax = plt.subplots()
 for arm in four:
@@ -331,16 +351,17 @@ print('names are apart:', all(b - a > 11 - 1e-9 for a, b in zip(places, places[1
 # %%
 #@save
 def book_results(section, experiment=None):
-    """The book's values for a section (`'12.3'`) and, if given, one of its experiments: columns as in book_results.csv."""
+    """The book's values for a section, such as '12.3', and an experiment: rows of book_results.csv."""
     path = Path(files('agentrl')).parent / 'figures' / 'book_results.csv'
     book = pd.read_csv(path, dtype={'section': str})
-    rows = book[book['section'] == section]
+    rows, known = book[book['section'] == section], list(book['section'].unique())
     if rows.empty:
-        raise ValueError(f'section={section!r} has no results in the book; there are {list(book["section"].unique())}')
+        raise ValueError(f'section={section!r} has no results in the book; there are {known}')
     if experiment is None:
         return rows.reset_index(drop=True)
-    if experiment not in set(rows['experiment']):
-        raise ValueError(f'experiment={experiment!r} is not in section {section}; there are {list(rows["experiment"].unique())}')
+    known = list(rows['experiment'].unique())
+    if experiment not in known:
+        raise ValueError(f'experiment={experiment!r} is not in section {section}; there are {known}')
     return rows[rows['experiment'] == experiment].reset_index(drop=True)
 
 
@@ -361,28 +382,31 @@ for wrong in (('12.9',), ('12.3', 'budget')):
 # %%
 #@save
 def beside_book(ours, section, experiment):
-    """A row for each arm and metric: our mean over seeds, its 95% t interval (low, high), number of seeds, the book's value.
+    """For each arm and metric: our mean over seeds, its 95% t interval, number of seeds, the book's value.
 
-    `ours` has a row for each arm and seed, a column `arm` and a column for each metric, named as in the book.
+    `ours` has a row for each arm and seed, and columns `arm` and the metrics, named as in the book.
     """
     book = book_results(section, experiment)
     metrics = [metric for metric in book['metric'].unique() if metric in ours.columns]
     if not metrics or not set(ours['arm']) & set(book['arm']):
-        raise ValueError(f'nothing to compare: ours has arms {list(ours["arm"].unique())} and columns {list(ours.columns)}, the '
-                         f'book has arms {list(book["arm"].unique())} and metrics {list(book["metric"].unique())}')
+        raise ValueError(
+            f'nothing to compare: ours has arms {list(ours["arm"].unique())}, columns {list(ours.columns)}; '
+            f'the book has arms {list(book["arm"].unique())} and metrics {list(book["metric"].unique())}')
     values = book.set_index(['arm', 'metric'])['value']
     rows = []
     for arm in ours['arm'].unique():
         for metric in metrics:
             seeds = ours.loc[ours['arm'] == arm, metric].dropna()
             if len(seeds):
-                rows.append((arm, metric, *mean_interval(seeds), len(seeds), values.get((arm, metric), float('nan'))))
+                value = values.get((arm, metric), float('nan'))
+                rows.append((arm, metric, *mean_interval(seeds), len(seeds), value))
     return pd.DataFrame(rows, columns=['arm', 'metric', 'ours', 'low', 'high', 'seeds', 'book'])
 
 
 # %%
-invented = pd.DataFrame({'arm': ['default'] * 3 + ['my own arm'], 'seed': [0, 1, 2, 0],
-                         'heldout_pass': [0.762, 0.787, 0.775, 0.5], 'turns': [3.94, 4.09, 4.0, 3.0]})
+invented = pd.DataFrame({
+    'arm': ['default', 'default', 'default', 'my own arm'], 'seed': [0, 1, 2, 0],
+    'heldout_pass': [0.762, 0.787, 0.775, 0.5], 'turns': [3.94, 4.09, 4.0, 3.0]})
 beside_book(invented, '12.3', 'budget_and_penalty').round(3)
 
 # %% [markdown]

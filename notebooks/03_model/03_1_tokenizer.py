@@ -28,7 +28,8 @@ from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source
 # %% [markdown]
 # ## The words of the gym
 #
-# Everything that prompts, calls and observations can say is known beforehand. Six markers give an episode its shape: padding, the
+# Everything that prompts, calls and observations can say is known beforehand. (A few words, the digits among them, wait for variants of the
+# environment in chapter 12: a vocabulary that grows later would change every policy.) Six markers give an episode its shape: padding, the
 # beginning, and brackets around a call and around an observation.
 
 # %%
@@ -36,7 +37,7 @@ from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source
 PAD, BOS, CALL, CALL_END, OBS, OBS_END = MARKERS = ('<pad>', '<bos>', '<call>', '</call>', '<obs>', '</obs>')
 TOOLS = ('read', 'test', 'edit', 'submit')
 OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no', 'edits',
-                     'turns', 'left')
+                     'turns', 'left', '...', *'0123456789')
 
 # %% [markdown]
 # ## The tokenizer

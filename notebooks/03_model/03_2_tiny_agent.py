@@ -242,7 +242,12 @@ def check_ids(model, ids, length):
 tiny = TinyAgent(vocab_size=5, d=8, n_layers=2, n_heads=2, d_mlp=16, max_len=8)
 ids = torch.tensor([[1, 2, 3, 4, 0, 1], [4, 3, 2, 1, 0, 0]])                      # [2, 6]
 print(tiny(ids).shape)
-print(sum(p.numel() for p in TinyAgent(vocab_size=96).parameters()), 'parameters with a vocabulary of 96 words')
+
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+
+n_words = len(build_tokenizer(make_tasks('all')))
+print(sum(p.numel() for p in TinyAgent(n_words).parameters()), 'parameters with the', n_words, 'words of the gym')
 
 # %% [markdown]
 # ## Both forms agree
@@ -296,7 +301,7 @@ for bad in (torch.zeros(1, 9, dtype=torch.long), torch.tensor([[7]])):
 # %% [markdown]
 # ## What was seen
 #
-# A transformer of 154 thousand parameters whose cached form, fed with any number of tokens a row, gives the logits of the full forward
+# A transformer of 153,536 parameters (the book's has 158 thousand, with a larger vocabulary) whose cached form, fed with any number of tokens a row, gives the logits of the full forward
 # pass to within 1e-12. From now on sampling reads each token once.
 #
 # **Try it.** Give the keys a bias and look at its gradient after a backward pass. Or widen the cache with `nan` instead of zero and

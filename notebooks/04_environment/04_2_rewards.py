@@ -42,12 +42,14 @@ def make_reward(kind='hidden', step_penalty=0.0, wrong_submit=0.0, invalid_penal
     """
     if kind not in REWARD_KINDS:
         raise ValueError(f'reward={kind!r} is not known; choose one of {", ".join(REWARD_KINDS)}')
-    for name, value in (('step_penalty', step_penalty), ('invalid_penalty', invalid_penalty), ('-wrong_submit', -wrong_submit)):
+    for name, value in (('step_penalty', step_penalty), ('invalid_penalty', invalid_penalty)):
         if not 0 <= value < float('inf'):
             raise ValueError(f'{name}={value} must be a finite number >= 0')
+    if not float('-inf') < wrong_submit <= 0:
+        raise ValueError(f'wrong_submit={wrong_submit} must be a finite number <= 0: it is the reward itself')
 
     def reward(tool, passes):
-        total = -step_penalty
+        total = 0.0 - step_penalty
         if tool == 'invalid':
             total -= invalid_penalty
         if tool == 'submit':

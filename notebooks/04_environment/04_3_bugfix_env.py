@@ -137,11 +137,11 @@ class BugFixEnv(gym.Env):
         self.max_turns = check_count('max_turns', max_turns)
         self.max_edits = float('inf') if max_edits is None else check_count('max_edits', max_edits, least=0)
         self.reward = reward if callable(reward) else make_reward(reward)
+        self.info = {'stop': 'never reset'}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        options = options or {}
-        self.task = options.get('task') or random_task(self.np_random)
+        self.task = (options := options or {}).get('task') or random_task(self.np_random)
         self.budget = check_count('max_turns', options.get('max_turns', self.max_turns))
         self.source = self.task.source
         self.info = {'submitted': False, 'hidden_pass': False, 'stop': None} | dict.fromkeys(COUNTS, 0)
@@ -149,7 +149,7 @@ class BugFixEnv(gym.Env):
 
     def step(self, action):
         if self.info['stop']:
-            raise RuntimeError(f"the episode has ended ({self.info['stop']}); call reset() before the next step")
+            raise RuntimeError(f"no episode is running ({self.info['stop']}); call reset() first")
         tool, op = parse_call(action)
         self.info['n_turns'] += 1
         observation, reward = ACTIONS[tool](self, op), self.reward(tool, lambda kind: passes(self, kind))
@@ -201,7 +201,7 @@ print(observation)
 rows = []
 for call in ('read', 'raed', 'edit fix_boundary', 'edit fix_init', 'test', 'submit'):
     observation, reward, terminated, truncated, info = env.step(f'<call> {call} </call>')
-    rows.append((call, observation, reward, terminated, truncated, info['stop']))
+    rows.append((call, observation, reward, terminated, truncated, info['stop'] or 'running'))
 print(info)
 pd.DataFrame(rows, columns=['call', 'observation', 'reward', 'terminated', 'truncated', 'stop'])
 

@@ -39,13 +39,15 @@ from agentrl.plotting import OWNER_COLORS
 READ = 's = 0 for i in range len a - 1 : if a i > k : s += a i end end return s'
 PIECES = [
     ('<bos>', 'template', -1), ('please fix the function zeta .', 'prompt', -1),
-    ('<call> read </call>', 'policy', 0), ('<obs>', 'template', 0), (READ, 'tool', 0), ('</obs>', 'template', 0),
-    ('<call> edit fix_boundary </call>', 'policy', 1), ('<obs>', 'template', 1), ('applied', 'tool', 1), ('</obs>', 'template', 1),
+    ('<call> read </call>', 'policy', 0),
+    ('<obs>', 'template', 0), (READ, 'tool', 0), ('</obs>', 'template', 0),
+    ('<call> edit fix_boundary </call>', 'policy', 1),
+    ('<obs>', 'template', 1), ('applied', 'tool', 1), ('</obs>', 'template', 1),
     ('<call> submit </call>', 'policy', 2),
 ]
 words = [(word, owner, turn) for text, owner, turn in PIECES for word in text.split()]
 tokens = [word for word, _, _ in words]                                 # [T]
-owners = [list(OWNER_COLORS).index(owner) for _, owner, _ in words]     # [T] codes: template 0, prompt 1, policy 2, tool 3
+owners = [list(OWNER_COLORS).index(owner) for _, owner, _ in words]     # [T] codes, template is 0
 turns = [turn for _, _, turn in words]                                  # [T]
 print(len(tokens), tokens[:4], owners[:9], turns[:9])
 
@@ -75,16 +77,16 @@ OWNER_NAMES = tuple(OWNER_COLORS)                                       # the pl
 
 
 def check_view(tokens, owners, turns, **predicted):
-    """ValueError if owners or turns are not of length T, a predicted column is not of length T-1, or an owner is unknown."""
+    """ValueError unless owners and turns have length T, predicted rows T-1, and owners are known codes."""
     if not tokens:
         raise ValueError('tokens is empty; a trajectory has at least its first token')
     for name, row in (('owners', owners), ('turns', turns)):
         if len(row) != len(tokens):
-            raise ValueError(f'{name} has length {len(row)}, tokens has {len(tokens)}: give one entry for each token')
+            raise ValueError(f'{name} has length {len(row)}, tokens has {len(tokens)}: give one a token')
     for name, row in predicted.items():
         if len(row) != len(tokens) - 1:
-            raise ValueError(f'{name} has length {len(row)}, it must be {len(tokens) - 1}, one less than tokens: '
-                             'column t speaks of token t+1')
+            raise ValueError(f'{name} has length {len(row)}, it must be {len(tokens) - 1}, one less than '
+                             'tokens: column t speaks of token t+1')
     for owner in owners:
         if int(owner) not in range(len(OWNER_NAMES)):
             known = ', '.join(f'{code} {name}' for code, name in enumerate(OWNER_NAMES))
@@ -105,14 +107,16 @@ except ValueError as error:
 # %%
 #@save
 def token_records(tokens, owners, turns, mask, logps, values=None):
-    """A dict for each token: position, token, owner (name), turn, trained, logp and value; None where there is none."""
-    check_view(tokens, owners, turns, mask=mask, logps=logps, **({} if values is None else {'values': values}))
+    """A dict a token: position, token, owner, turn, trained, logp and value (None where there is none)."""
+    rows = {'mask': mask, 'logps': logps, 'values': values}
+    check_view(tokens, owners, turns, **{name: row for name, row in rows.items() if row is not None})
     records = []
     for t, token in enumerate(tokens):
         owner = OWNER_NAMES[int(owners[t])]
         sampled = owner == 'policy' and t > 0
         records.append({
-            'position': t, 'token': token, 'owner': owner, 'turn': int(turns[t]), 'trained': t > 0 and bool(mask[t - 1]),
+            'position': t, 'token': token, 'owner': owner, 'turn': int(turns[t]),
+            'trained': t > 0 and bool(mask[t - 1]),
             'logp': float(logps[t - 1]) if sampled else None,
             'value': float(values[t - 1]) if values is not None and t > 0 else None,
         })
@@ -167,12 +171,13 @@ BORDERS = {'template': 'dotted', 'prompt': 'none', 'policy': 'solid', 'tool': 'd
 
 
 def token_style(owner, trained, strength=None):
-    """Inline CSS of a token; `strength` in [-1, 1] fills it with blue (positive) or vermillion in place of the owner's colour."""
+    """Inline CSS of a token; `strength` from -1 to 1 takes over the fill: vermillion below 0, blue above."""
     color, opacity = OWNER_COLORS[owner], 0.25
     border = f'1px {BORDERS[owner]} {color}' if BORDERS[owner] != 'none' else '1px solid transparent'
     if strength is not None:
         color, opacity = '#0072B2' if strength > 0 else '#D55E00', 0.6 * min(1.0, abs(strength))
-    style = f'background-color:{color}{round(255 * opacity):02x};border:{border};border-radius:3px;padding:0 3px'
+    fill = f'{color}{round(255 * opacity):02x}'
+    style = f'background-color:{fill};border:{border};border-radius:3px;padding:0 3px'
     return style + (';font-weight:bold;text-decoration:underline' if trained else '')
 
 
@@ -200,9 +205,19 @@ def token_span(record, largest):
     """One token as HTML; `largest` is the largest absolute value of all, or 0."""
     strength = record['value'] / largest if largest and record['value'] is not None else None
     style = token_style(record['owner'], record['trained'], strength)
-    return f'<span style="{style}" title="{html.escape(token_title(record))}">{html.escape(record["token"])}</span>'
+    title, text = html.escape(token_title(record)), html.escape(record['token'])
+    return f'<span style="{style}" title="{title}">{text}</span>'
 
 
+# %%
+print([len(block) for block in split_turns(records)], 'tokens a turn')
+print(token_span(records[10], largest=0))
+
+# %% [markdown]
+# A legend, so that a page can be read by someone who has not read this one, and all of it together.
+
+# %%
+#@save
 def legend_html(with_values):
     """One line that explains colours, borders and the underline."""
     owners = [f'<span style="{token_style(name, False)}">{name}</span>' for name in OWNER_NAMES]
@@ -212,17 +227,17 @@ def legend_html(with_values):
 
 
 def tokens_html(tokens, owners, turns, mask, logps, values=None):
-    """A trajectory as HTML: tokens [T], owners [T], turns [T], mask [T-1], logps [T-1], and values [T-1] for the fill, if given.
+    """A trajectory as HTML: tokens, owners, turns [T]; mask, logps and, for the fill, values [T-1].
 
-    Column t of the last three speaks of token t+1. Hover over a token for its details. Wrong lengths: ValueError.
+    Column t of the rows of length T-1 speaks of token t+1. ValueError for wrong lengths and unknown owners.
     """
     records = token_records(tokens, owners, turns, mask, logps, values)
     largest = max((abs(record['value']) for record in records if record['value'] is not None), default=0)
-    lines = []
+    block_style, lines = 'border-left:2px solid #888888;margin:4px 0;padding-left:6px', []
     for block in split_turns(records):
         name = f'<span style="font-size:80%;opacity:0.7">{turn_name(block[0]["turn"])}</span>'
         spans = ' '.join(token_span(record, largest) for record in block)
-        lines.append(f'<div style="border-left:2px solid #888888;margin:4px 0;padding-left:6px">{name} {spans}</div>')
+        lines.append(f'<div style="{block_style}">{name} {spans}</div>')
     legend = f'<div style="font-size:80%">{legend_html(values is not None)}</div>'
     return f'<div style="font-family:monospace;line-height:1.8">{legend}{"".join(lines)}</div>'
 
@@ -252,7 +267,8 @@ class ReadBack(HTMLParser):
 
     def handle_data(self, text):
         if self.open_span and 'title' in self.open_span:
-            self.found.append((text, self.open_span['title'].split(', '), 'underline' in self.open_span['style']))
+            title, style = self.open_span['title'].split(', '), self.open_span['style']
+            self.found.append((text, title, 'underline' in style))
             self.open_span = None
 
 
@@ -260,7 +276,7 @@ page = ReadBack()
 page.feed(tokens_html(tokens, owners, turns, mask, logps))
 print('tokens:', [token for token, _, _ in page.found] == tokens)
 print('owners:', [OWNER_NAMES.index(title[1]) for _, title, _ in page.found] == owners)
-print('turns: ', [-1 if title[2] == 'prompt' else int(title[2][5:]) for _, title, _ in page.found] == turns)
+print('turns: ', [title[2] for _, title, _ in page.found] == [turn_name(turn) for turn in turns])
 print('mask:  ', [underlined for _, _, underlined in page.found[1:]] == mask)
 
 # %% [markdown]
@@ -297,12 +313,15 @@ def marked_lines(block, width):
     for row in rows:
         lines.append(' '.join(record['token'] for record in row))
         marks = ['^' if record['trained'] else MARKS[record['owner']] for record in row]
-        lines.append(' '.join(mark * len(record['token']) for mark, record in zip(marks, row, strict=True)).rstrip())
+        under = ' '.join(mark * len(record['token']) for mark, record in zip(marks, row, strict=True))
+        lines.append(under.rstrip())
     return lines
 
 
+# %%
+#@save
 def tokens_text(tokens, owners, turns, mask, logps, width=88):
-    """A trajectory as plain text: tokens [T], owners [T], turns [T], mask [T-1], logps [T-1]; wrong lengths: ValueError."""
+    """A trajectory as text: tokens, owners, turns [T]; mask, logps [T-1]. ValueError for wrong lengths."""
     lines = ['^ trained on   p policy, not trained on   - tool   . template   (no mark) prompt']
     for block in split_turns(token_records(tokens, owners, turns, mask, logps)):
         sampled = [record['logp'] for record in block if record['logp'] is not None]

@@ -252,23 +252,23 @@ for rows in length_buckets(batch['length'], size=1):
 # ## The edge of the context
 #
 # How long must the context be for this episode's first observation to be kept, and for a second call to fit? We try every length around
-# the edge. The prompt has 7 tokens, the call 3, the observation 28.
+# the edge. The prompt has 7 tokens, the call 3, the observation 27.
 
 # %%
 import pandas as pd
 
 rows = []
-for max_len in (13, 37, 38, 43, 44):
+for max_len in (13, 36, 37, 42, 43):
     edge = Episode(EditBudgetEnv(), make_tasks()[1], tok, max_turns=6, max_len=max_len)
     edge.act(tok.encode('<call> read </call>'), [0.0] * 3)
-    rows.append((max_len, len(edge.ids), edge.done, edge.info['stop']))
+    rows.append((max_len, len(edge.ids), edge.done, edge.info['stop'] or 'running'))
 pd.DataFrame(rows, columns=['max_len', 'tokens', 'done', 'stop'])
 
 # %% [markdown]
 # ## What was seen
 #
-# An episode of 53 tokens with 10 actions; a batch in which padding has no owner; and a context of 38 tokens that is filled by an
-# observation to the last place. With 44 a second call fits.
+# An episode of 47 tokens with 10 actions; a batch in which padding has no owner; and a context of 37 tokens that an
+# observation fills to the last place. With 43 a second call fits.
 #
 # **Try it.** Make `Episode` write an observation after the last call too. Which numbers of this section change, and does any
 # later policy token see it?

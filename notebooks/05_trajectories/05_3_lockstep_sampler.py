@@ -170,8 +170,9 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
 # %% [markdown]
 # ## Do they agree?
 #
-# An untrained model writes rubbish, which is a hard test: calls of all lengths and many malformed ones. A model with sharper opinions comes in
-# section 5.5. We compare ids, and log-probabilities to rounding.
+# An untrained model writes rubbish: six-token calls, all of them malformed, with every word about equally likely, so that a small error in the
+# logits would soon pick another word. Section 5.5 repeats the comparison with a policy that makes real calls. We compare ids, and
+# log-probabilities to rounding.
 
 # %%
 from agentrl.environment import EditBudgetEnv

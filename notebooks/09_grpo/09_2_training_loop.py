@@ -110,6 +110,7 @@ def behavior_stats(trajs):
         'reward': sum(traj.reward for traj in trajs) / n, 'reads': total('n_reads') / n, 'tests': total('n_tests') / n,
         'edits': total('n_edits') / n, 'turns': calls / n, 'malformed': total('n_invalid') / calls,
         'tokens': sum(len(traj.ids) for traj in trajs) / n,
+        'policy_tokens': sum(int(traj.action_mask.sum()) for traj in trajs) / n,
     }
 
 

@@ -23,7 +23,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from agentrl.arms import arm_results
+from agentrl.arms import SEEDS, arm_results
 from agentrl.plotting import plot_bands, save_figure, save_table, spread_labels, use_style
 from agentrl.tasks import EDIT_OPS, apply_op, make_tasks
 from agentrl.testing import run_tests
@@ -50,15 +50,22 @@ blind
 #
 # ## The leak
 #
-# With `fresh_names=False` the twenty training tasks have twenty different names, always the same. Nothing else changes. An agent that
-# remembers twenty words need not read; reading still works, it just takes one call more.
+# With `fresh_names=False` the twenty training tasks have twenty different names, always the same, so the word in the prompt gives the
+# edit away. Nothing else changes. A policy that learns twenty words by heart need not read.
 
 # %%
 print([(task.issue.split()[-2], task.edit) for task in make_tasks('train')][:5])
-arms = ['default', 'fixed names']
-heldout, history = arm_results(arms, seeds=(0, 1, 2))
-train = history[history['step'] >= 30].groupby(['arm', 'seed'])[['pass_rate', 'reads']].mean()
-table = train.join(heldout.set_index(['arm', 'seed'])[['pass_rate', 'reads']], lsuffix=' train', rsuffix=' held-out').reset_index()
+arms = ['default', 'fixed names', 'max_turns 3', 'fixed names, 3 turns']
+heldout, history = arm_results(arms, SEEDS)
+
+# %% [markdown]
+# Two budgets. With six turns there is time to read, edit, test and submit. With three, the habit of the base (read, edit, test,
+# submit) does not fit, and section 12.3 shows that its agent guesses blindly. We look at the last ten training steps and at the held-out tasks, whose
+# names no agent has seen in training.
+
+# %%
+train = history[history['step'] >= 30].groupby(['arm', 'seed'])[['pass_rate', 'reads']].mean().reset_index()
+table = train.merge(heldout[['arm', 'seed', 'pass_rate', 'reads']], on=['arm', 'seed'], suffixes=(' train', ' held-out'))
 save_table(table, '09_4_fixed_names')
 table.round(3)
 
@@ -72,3 +79,4 @@ for ax, (column, label) in zip(axes, {'pass_rate': 'training pass rate', 'reads'
     spread_labels(ax)
 fig.suptitle('A leaking name: three seeds (line: mean, band: seed range)')
 save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', 'pass_rate', 'reads']])
+

@@ -90,9 +90,9 @@ by_owner = count_by_owner(batch, logit_gradient(batch, batch['action_mask']))
 by_owner
 
 # %%
-table = beside_book(by_owner, '12.1', 'gradient_by_owner')
+table = beside_book(by_owner, '12.1', 'gradient_by_owner')[['arm', 'metric', 'ours', 'book']]
 save_table(table, '12_1_gradient_by_owner')
-table
+table.pivot(index='arm', columns='metric', values=['ours', 'book']).loc[list(OWNER)].astype(int)
 
 # %% [markdown]
 # Every position of the policy carries gradient, no other does. The counts differ from the book's because our prompts and views are
@@ -153,6 +153,6 @@ def budget_row(max_turns):
 
 
 budgets = pd.DataFrame([budget_row(max_turns) for max_turns in (6, 12, 24)])
-table = beside_book(budgets, '12.1', 'turn_budget_of_base')
+table = beside_book(budgets, '12.1', 'turn_budget_of_base')[['arm', 'metric', 'ours', 'book']]
 save_table(table, '12_1_turn_budget')
-table
+table.pivot(index='arm', columns='metric', values=['ours', 'book']).loc[budgets['arm']].round(3)
