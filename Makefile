@@ -8,13 +8,14 @@ NOTEBOOKS ?=
 RUN := .venv/bin/python
 STAMP := .venv/.stamp
 
-.PHONY: help figures test notebooks lab export clean
+.PHONY: help figures test notebooks lab export reproduce clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
 	@echo "make test       run every check"
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
+	@echo "make reproduce  train 40 steps with other threads, kernels and samplers, and compare"
 	@echo "make export     write agentrl/ from the notebooks"
 	@echo "make clean      remove the environment, the caches and trained policies"
 
@@ -41,7 +42,11 @@ notebooks: $(STAMP)
 	@$(RUN) -m tools.execute --jobs $(JOBS) $(NOTEBOOKS)
 
 lab: $(STAMP)
-	$(RUN) -m jupyter lab notebooks/00_start_here/00_1_tour.ipynb
+	$(RUN) -m jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here/00_1_tour.ipynb
+
+# Forty steps under each condition that must not matter; prints by how much parameters differ.
+reproduce: $(STAMP)
+	@$(RUN) -m tools.reproduce
 
 export: $(STAMP)
 	@$(RUN) -m tools.export

@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 524a228cddf87bfb
+# Body: 15313f5c0599ad20
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -164,6 +164,7 @@ __all__ = [
     "save_table",
     "selected_log_probs",
     "sequence_log_probs",
+    "side_by_side",
     "split_heads",
     "split_turns",
     "spoil",
@@ -207,6 +208,7 @@ _HOME = {
     "plot_bands": "plotting",
     "book_results": "plotting",
     "beside_book": "plotting",
+    "side_by_side": "plotting",
     "cache_dir": "cache",
     "tree_text": "cache",
     "code_statements": "cache",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: 5b4a96399b8a595f
+# Body: b266b9bf52e084bd
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -180,3 +180,13 @@ def beside_book(ours, section, experiment):
                 value = values.get((arm, metric), float('nan'))
                 rows.append((arm, metric, *mean_interval(seeds), len(seeds), value))
     return pd.DataFrame(rows, columns=['arm', 'metric', 'ours', 'low', 'high', 'seeds', 'book'])
+
+
+# 00_start_here/00_2_figures_and_tables, cell 23
+def side_by_side(compared):
+    """The table of `beside_book` for reading: a row a metric; for each arm ours (interval) and the book's value."""
+    ours = [f'{row.ours:.3g}' + (f' ({row.low:.3g} to {row.high:.3g})' if row.seeds > 1 else '')
+            for row in compared.itertuples()]
+    book = ['' if pd.isna(value) else f'{value:.3g}' for value in compared['book']]
+    wide = compared.assign(ours=ours, book=book).pivot(index='metric', columns='arm', values=['ours', 'book'])
+    return wide.swaplevel(axis=1)[list(compared['arm'].unique())].loc[compared['metric'].unique()].fillna('')

@@ -30,6 +30,7 @@ from agentrl.plotting import (
     plot_bands,
     save_figure,
     save_table,
+    side_by_side,
     spread_labels,
     use_style,
 )
@@ -242,3 +243,12 @@ def test_nothing_in_common_with_the_book_is_an_error(change):
     ours = runs(**{change.get("metric", "heldout_pass"): 0.5}).assign(arm=change.get("arm", "default"))
     with pytest.raises(ValueError, match="nothing to compare"):
         beside_book(ours, "12.3", "budget_and_penalty")
+
+
+def test_side_by_side_shows_means_intervals_and_the_book():
+    ours = pd.DataFrame({"arm": ["default", "default", "mine"], "seed": [0, 1, 0], "turns": [3.0, 5.0, 2.0]})
+    table = side_by_side(beside_book(ours, "12.3", "budget_and_penalty"))
+    assert (
+        table.loc["turns", ("default", "ours")].startswith("4 (") and table.loc["turns", ("default", "book")] == "3.88"
+    )
+    assert table.loc["turns", ("mine", "ours")] == "2" and table.loc["turns", ("mine", "book")] == ""

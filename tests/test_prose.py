@@ -36,7 +36,7 @@ def is_shown(number, shown):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_closing_words_quote_numbers_that_were_shown(name):
-    words = re.sub(r"\(?\w+ \d{4}\)?", "", closing_words(NOTEBOOKS[name]).split("**Try it")[0])
+    words = re.sub(r"sections? [\d.]+", "", closing_words(NOTEBOOKS[name]).split("**Try it")[0])
     assert words, "no closing cell that begins with '## What was seen'"
     shown = numbers_shown(NOTEBOOKS[name])
     assert [n for n in NUMBER.findall(words) if n not in SECTIONS and not is_shown(n, shown)] == []
@@ -52,5 +52,5 @@ def test_the_readme_lists_every_section():
     expected = {title(read_source(path)).split(" ", 1)[1]: path for path in find_notebooks()}
     assert rows == {name: path.with_suffix(".ipynb").relative_to(ROOT).as_posix() for name, path in expected.items()}
     for line in (ROOT / "README.md").read_text("utf-8").splitlines():
-        if (row := re.match(r"\| [\d.]+ \[.+?\]\(notebooks/(.+?)\.ipynb\) \|.*\| (?:`(\w+)`)? ?\|$", line)):
+        if row := re.match(r"\| [\d.]+ \[.+?\]\(notebooks/(.+?)\.ipynb\) \|.*\| (?:`(\w+)`)? ?\|$", line):
             assert row[2] == modules.get(row[1]), line

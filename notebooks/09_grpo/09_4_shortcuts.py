@@ -80,3 +80,17 @@ for ax, (column, label) in zip(axes, {'pass_rate': 'training pass rate', 'reads'
 fig.suptitle('A leaking name: three seeds (line: mean, band: seed range)')
 save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', 'pass_rate', 'reads']])
 
+# %% [markdown]
+# With six turns the leak is left alone: the agent reads, as without the leak, because reading was already in the base and soon pays. With three turns
+# there is nothing better around, and the training pass rate climbs above that of the blind guesser; on functions with names that it has not seen, the same
+# agent is as blind as ever. Who looks only at the training curve sees an agent that learns to repair.
+#
+# ## What was seen
+#
+# A blind edit passes 0.2 of either split. With six turns a leaking name changes nothing that matters: about one read an episode. With
+# three turns the training pass rates of the last ten steps are 0.342, 0.509 and 0.317 with the leak, against 0.203, 0.22 and 0.145 without; the held-out ones
+# are 0.219, 0.3 and 0.15, against 0.2, 0.269 and 0.2. The leak taught nothing about code. Shortcuts are taken where the
+# honest way is dear, and only tasks that break the shortcut show it.
+#
+# **Try it.** Give all functions that need the same edit the same name (change `make_tasks`) and train with six turns. Is five words by
+# heart tempting enough?

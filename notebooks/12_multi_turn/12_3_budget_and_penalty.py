@@ -24,7 +24,16 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from agentrl.arms import ARMS, SEEDS, arm_results
-from agentrl.plotting import beside_book, book_results, plot_bands, save_figure, save_table, spread_labels, use_style
+from agentrl.plotting import (
+    beside_book,
+    book_results,
+    plot_bands,
+    save_figure,
+    save_table,
+    side_by_side,
+    spread_labels,
+    use_style,
+)
 
 FOUR = ['default', 'penalty 0.05', 'penalty 0.3', 'max_turns 3']
 pd.DataFrame([{'arm': arm, 'departs from the default in': str(ARMS[arm] or 'nothing')} for arm in FOUR])
@@ -45,7 +54,7 @@ pd.DataFrame([{'cost a call': c, 'careful, done right: 1 - 3c': 1 - 3 * c, 'an a
                'submit at once: -c': 0.0 - c} for c in (0.0, 0.05, 0.1, 0.3)]).round(3)
 
 # %% [markdown]
-# At a cost of 0.05 the starting policy's attempts are worth about as much as submitting at once; at 0.3 they are far worse,
+# At a cost of 0.05 the starting policy's attempts are still worth a little more than submitting at once; at 0.3 they are far worse,
 # although the careful episode would still be worth 0.1. What a learner can afford is set by its own success rate, not by the optimum.
 # (Chapter 2 of the book solves a small model of the repair exactly: its optimal policy keeps its shape up to a cost of 0.3 and gives up above 0.4.)
 #
@@ -57,16 +66,17 @@ pd.DataFrame([{'cost a call': c, 'careful, done right: 1 - 3c': 1 - 3 * c, 'an a
 # %%
 last10 = history[history['step'] >= 30].groupby(['arm', 'seed'])['reward'].mean().rename('batch_reward_last10').reset_index()
 runs = heldout.rename(columns={'pass_rate': 'heldout_pass'}).merge(last10, on=['arm', 'seed'])
+runs = runs.set_index('arm').loc[FOUR].reset_index()                              # in our order
 table = beside_book(runs, '12.3', 'budget_and_penalty')
 save_table(table, '12_3_budget_and_penalty')
-table
+side_by_side(table)
 
 # %% [markdown]
 # The same, a row a run, because a mean of three can hide that one of them is different.
 
 # %%
 shown = ['arm', 'seed', 'heldout_pass', 'reads', 'tests', 'edits', 'turns', 'batch_reward_last10']
-runs[shown].sort_values(['arm', 'seed']).round(3).reset_index(drop=True)
+runs[shown].round(3)
 
 # %% [markdown]
 # ## Figure 12.2: how they got there
@@ -87,28 +97,72 @@ curves = history[['arm', 'seed', 'step', 'pass_rate', 'reads', 'tests', 'turns']
 save_figure(fig, '12_2_four_arms', curves)
 
 # %% [markdown]
-# When do the turning points come? The book's values, where it gives them, stand beside ours. A level counts as reached at the first step from
-# which the mean over three steps stays beyond it for good.
+# When do the turning points come? The book's values, where it gives them, stand beside ours. Curves are smoothed over three steps; a level
+# counts as reached at the first step from which the curve stays beyond it for good.
 
 # %%
-def settles(rows, column, reached):
-    """First step from which the 3-step mean of a column satisfies `reached` for good; NaN if it never does."""
-    smooth = rows.set_index('step')[column].rolling(3, min_periods=1).mean()
-    missed = smooth.index[~reached(smooth)]
+def settles(reached):
+    """First step from which a smoothed curve satisfies `reached` for good; NaN if it never does."""
+    missed = reached.index[~reached]
     first = 0 if missed.empty else missed.max() + 1
-    return first if first <= smooth.index.max() else float('nan')
+    return first if first <= reached.index.max() else float('nan')
 
 
 EVENTS = {
-    ('penalty 0.05', 'step_reads_reach_one'): ('reads', lambda x: x > 0.9),
-    ('penalty 0.05', 'step_tests_collapse'): ('tests', lambda x: x < 0.2),
-    ('penalty 0.3', 'step_turns_reach_one'): ('turns', lambda x: x < 1.1),
-    ('max_turns 3', 'step_reads_reach_zero'): ('reads', lambda x: x < 0.1),
+    ('default', 'step_of_read_peak'): ('reads', lambda curve: curve.idxmax()),
+    ('default', 'reads_at_peak'): ('reads', lambda curve: curve.max()),
+    ('default', 'step_reads_reach_one'): ('reads', lambda curve: settles(curve > 0.9)),
+    ('penalty 0.05', 'step_reads_reach_one'): ('reads', lambda curve: settles(curve > 0.9)),
+    ('penalty 0.05', 'step_tests_collapse'): ('tests', lambda curve: settles(curve < 0.2)),
+    ('penalty 0.3', 'step_turns_reach_one'): ('turns', lambda curve: settles(curve < 1.1)),
+    ('max_turns 3', 'step_reads_reach_zero'): ('reads', lambda curve: settles(curve < 0.1)),
 }
 book = book_results('12.3', 'figure_12_2').set_index(['arm', 'metric'])['value']
+curves = history.set_index(['arm', 'seed', 'step']).sort_index()
 events = pd.DataFrame([
-    {'arm': arm, 'event': event} | {f'seed {seed}': settles(rows, column, reached) for seed, rows
-                                    in history[history['arm'] == arm].groupby('seed')} | {'book': book[arm, event]}
-    for (arm, event), (column, reached) in EVENTS.items()])
+    {'arm': arm, 'event': event}
+    | {f'seed {seed}': find(curves.loc[arm, seed][column].rolling(3, min_periods=1).mean()) for seed in SEEDS}
+    | {'book': book.get((arm, event))} for (arm, event), (column, find) in EVENTS.items()])
 save_table(events, '12_3_turning_points')
-events
+events.round(2)
+
+# %% [markdown]
+# ## Habit is not value
+#
+# At no cost `test` is a habit that nothing rewards and nothing punishes, so it drifts: here are its mean over the last ten steps and, beside it, the
+# share of malformed calls. Those are free as well, and on one seed half of the tests gave way to calls that do not even parse, at equal
+# reward. A price, even a small one, ends both.
+
+# %%
+drift = history[history['step'] >= 30].groupby(['arm', 'seed'])[['tests', 'malformed']].mean()
+drift.loc[['default', 'penalty 0.05']].round(3)
+
+# %% [markdown]
+# ## Why 0.8 and not 1?
+#
+# The base was never shown `fix_return`, and two of ten held-out tasks need it. The same training from a base that was shown all five edits:
+
+# %%
+whole, _ = arm_results(['all edits shown'], SEEDS)
+whole[['arm', 'seed', 'pass_rate', 'reads', 'tests', 'edits', 'turns']].round(3)
+
+# %% [markdown]
+# The hole costs most of what is missing, not all of it: forty steps do not finish the job.
+#
+# ## What was seen
+#
+# | finding of the book | here, three seeds | verdict |
+# |---|---|---|
+# | the default reads once | 1.06 reads on held-out tasks | holds |
+# | it keeps a free, useless test | 0.862, 0.906 and 0.169 tests | depends on the seed |
+# | a cost of 0.05 removes the tests | 0 tests on every seed, gone by step 18 to 31 | holds |
+# | and some of the edits (0.78) | 0.975 edits, interval 0.867 to 1.08 | does not hold |
+# | and it learns to read later than the default | settled at steps 14, 12 and 9, against 5, 5 and 4 | holds |
+# | a cost of 0.3 ends in submitting at once within about ten steps | one call from step 6, 7 and 8 on; pass 0, reward −0.301 | holds |
+# | three turns make a blind guesser at the rate of the best blind edit, 0.2 | pass 0.223, no reads | holds |
+#
+# That the edits survive has a plausible cause that we did not test: our base edits right after reading more often than not, so an attempt after reading
+# is nearly always worth its price. With ten held-out tasks and three seeds the intervals are wide, and more seeds are to come.
+#
+# **Try it.** Find the cost between 0.05 and 0.3 at which the agent gives up: add an arm with `step_penalty` 0.1 or 0.15. Then ask whether the
+# value of an attempt in the second table predicted it.
