@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_1_group_advantages.py. Do not edit: change it there, then `make export`.
-# Body: 7fafb2f6e86dfa3b
+# Body: 600e12308f7338bd
 """9.1 Judge an episode by its siblings."""
 
 import torch
@@ -14,13 +14,13 @@ NO_SPREAD = 1e-9
 def check_groups(rewards, group_size):
     """Raise ValueError unless rewards [B] are finite and B is a multiple of group_size >= 2."""
     if group_size < 2:
-        raise ValueError(f"group_size is {group_size}; allowed: 2 or more, one episode has no sibling")
+        raise ValueError(f'group_size is {group_size}; allowed: 2 or more, one episode has no sibling')
     if rewards.dim() != 1 or len(rewards) % group_size:
-        raise ValueError(f"rewards have shape {list(rewards.shape)}; allowed is [B] with B a multiple of "
-                         f"group_size {group_size}, the episodes of a group side by side")
+        raise ValueError(f'rewards have shape {list(rewards.shape)}; allowed is [B] with B a multiple of '
+                         f'group_size {group_size}, the episodes of a group side by side')
     if not rewards.isfinite().all():
         row = (~rewards.isfinite()).nonzero()[0].item()
-        raise ValueError(f"reward {rewards[row].item()} in row {row}; rewards must be finite")
+        raise ValueError(f'reward {rewards[row].item()} in row {row}; rewards must be finite')
 
 
 # 09_grpo/09_1_group_advantages, cell 6
@@ -48,8 +48,8 @@ def compute_advantages(batch, cfg):
     batch: 'reward' [B] and 'action_mask' [B, T-1], the rows of a group contiguous. cfg: group_size,
     std_normalize. ValueError as in group_advantages, or if the two disagree about B.
     """
-    reward, mask = batch["reward"], batch["action_mask"]
+    reward, mask = batch['reward'], batch['action_mask']
     if len(reward) != len(mask):
-        raise ValueError(f"{len(reward)} rewards, {len(mask)} rows of action_mask; both must be B")
+        raise ValueError(f'{len(reward)} rewards, {len(mask)} rows of action_mask; both must be B')
     advantages = group_advantages(reward, cfg.group_size, cfg.std_normalize)  # [B]
     return keep_only(advantages[:, None].expand(mask.shape), mask)

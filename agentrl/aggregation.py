@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/06_policy_gradient/06_2_loss_aggregation.py. Do not edit: change it there, then `make export`.
-# Body: 781a0881dfca9b45
+# Body: 9bffd8e533061936
 """6.2 Give every token its weight before splitting the batch."""
 
 import torch
@@ -7,7 +7,7 @@ import torch
 from agentrl.gradient import keep_only
 
 # 06_policy_gradient/06_2_loss_aggregation, cell 3
-AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")
+AGGREGATIONS = ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum')
 
 
 # 06_policy_gradient/06_2_loss_aggregation, cell 4
@@ -21,13 +21,13 @@ def loss_weights(mask, mode):
     keep = mask.bool().to(torch.float64)  # [B, T-1]
     lengths = keep.sum(1, keepdim=True)  # [B, 1]
     rows = (lengths > 0).sum().clamp(min=1)
-    if mode == "token_mean":
+    if mode == 'token_mean':
         return keep / lengths.sum().clamp(min=1)
-    if mode == "seq_mean_token_mean":
+    if mode == 'seq_mean_token_mean':
         return keep / (lengths.clamp(min=1) * rows)
-    if mode == "seq_mean_token_sum":
+    if mode == 'seq_mean_token_sum':
         return keep / rows
-    raise ValueError(f"loss aggregation {mode!r} is unknown; allowed: {', '.join(AGGREGATIONS)}")
+    raise ValueError(f'loss aggregation {mode!r} is unknown; allowed: {", ".join(AGGREGATIONS)}')
 
 
 # 06_policy_gradient/06_2_loss_aggregation, cell 6

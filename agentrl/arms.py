@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: 8e59170e418720cb
+# Body: af969e45e35012f4
 """9.3 Name every experiment once."""
 
 import hashlib
@@ -29,11 +29,11 @@ ARMS = {
     'penalty 0.05': {'step_penalty': 0.05},
     'penalty 0.3': {'step_penalty': 0.3},
     'max_turns 3': {'max_turns': 3},
-    'fixed names': {'fresh_names': False},                              # section 9.4: the name gives the edit away
+    'fixed names': {'fresh_names': False},                              # the name gives the edit away (9.4)
     'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},
-    'all edits shown': {},                                              # from a base that was shown all five edits
+    'all edits shown': {},                                              # its base was shown all five edits
 }
-BASE_EDITS = {'all edits shown': tuple(EDIT_OPS)}                       # other arms start from the base of section 5.5
+BASE_EDITS = {'all edits shown': tuple(EDIT_OPS)}                       # other arms: the base of section 5.5
 
 
 # 09_grpo/09_3_arms, cell 2
@@ -46,8 +46,8 @@ def arm_config(arm, seed=0):
 
 # 09_grpo/09_3_arms, cell 4
 STEPS = 40
-SEEDS = (0, 1, 2)                                                       # of the runs that are stored with the book
-EVALUATION = {'seed': 12345, 'samples': 16}                             # of each held-out task, the same for all arms
+SEEDS = (0, 1, 2)                                                       # of the runs stored with the book
+EVALUATION = {'seed': 12345, 'samples': 16}                             # of each held-out task, in all arms
 
 
 # 09_grpo/09_3_arms, cell 4
@@ -124,15 +124,16 @@ def train_and_label(arm, seed):
 
 # 09_grpo/09_3_arms, cell 6
 def arm_results(arms, seeds, jobs=2):
-    """(heldout, history) of the given arms and seeds as tidy tables; trains what is not stored, with progress."""
+    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress."""
     stored = read_runs('heldout')
     done = set(zip(stored['arm'], stored['seed'], stored['version'], strict=True))
     missing = [(arm, seed) for arm in arms for seed in seeds if (arm, seed, run_version(arm)) not in done]
     if missing:
-        with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from the workers
+        with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
             runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
                 joblib.delayed(train_and_label)(arm, seed) for arm, seed in missing)
             for arm, seed, run in tqdm(runs, desc='training runs', total=len(missing)):
                 store_run(arm, seed, run)
     tables = [read_runs(name) for name in ('heldout', 'history')]
-    return tuple(table[table['arm'].isin(arms) & table['seed'].isin(seeds)].reset_index(drop=True) for table in tables)
+    return tuple(table[table['arm'].isin(arms) & table['seed'].isin(seeds)].reset_index(drop=True)
+                 for table in tables)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_5_rl_base.py. Do not edit: change it there, then `make export`.
-# Body: 5007d64b022eca3b
+# Body: d4164262837e432e
 """5.5 Start from a policy that mostly fails, in useful ways."""
 
 import torch
@@ -41,7 +41,7 @@ def edit_blindly(task, edits, rng):
 
 # 05_trajectories/05_5_rl_base, cell 3
 def dither(task, edits, rng):
-    """Up to six tests, reads and edits without a plan (after each, one in twenty stops), then submit: often one call too late."""
+    """Up to six calls without a plan (one in twenty is the last), then submit: often one call too late."""
     calls = []
     while len(calls) < 6 and not (calls and chance(0.05, rng)):
         call = choose(('test', 'read', 'edit'), rng, (5.0, 2.0, 3.0))
@@ -51,7 +51,7 @@ def dither(task, edits, rng):
 
 # 05_trajectories/05_5_rl_base, cell 3
 def read_and_edit(task, edits, rng):
-    """Read, edit (right nine times in ten, if the right edit is known), test, submit; now and then give up after reading."""
+    """Read, edit (right nine times in ten if known), test, submit; now and then give up after reading."""
     if chance(0.06, rng):
         return ['read', 'submit']
     wrong = [op for op in edits if op != task.edit]
@@ -71,7 +71,7 @@ def spoil(words, rng):
 
 # 05_trajectories/05_5_rl_base, cell 4
 def demonstrate(task, habit, tok, edits, rng, malformed=0.01):
-    """The trajectory of a habit on a task, in the real environment; spoiled calls come before the real ones."""
+    """A habit's trajectory on a task, in the real environment; spoiled calls come before the real ones."""
     episode = Episode(EditBudgetEnv(), task, tok, max_turns=12, max_len=256)
     calls = habit(task, edits, rng)
     while calls and not episode.done:
@@ -105,7 +105,8 @@ def demonstrations(tasks, habits, tok, edits, n, rng):
     """A batch of n demonstrations: random tasks with fresh names, habits in the given shares."""
     named = [randomize_names(choose(tasks, rng), rng) for _ in range(n)]
     kinds = [choose(list(habits), rng, list(habits.values())) for _ in named]
-    return collate([demonstrate(task, habit, tok, edits, rng) for task, habit in zip(named, kinds, strict=True)], tok.pad_id)
+    return collate([demonstrate(task, habit, tok, edits, rng)
+                    for task, habit in zip(named, kinds, strict=True)], tok.pad_id)
 
 
 # 05_trajectories/05_5_rl_base, cell 7

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/04_environment/04_3_bugfix_env.py. Do not edit: change it there, then `make export`.
-# Body: bfeff43334873614
+# Body: f60fb0667e88808f
 """4.3 Let an agent act: the BugFix environment."""
 
 import string
@@ -89,7 +89,7 @@ def random_task(np_random):
 
 # 04_environment/04_3_bugfix_env, cell 6
 class BugFixEnv(gym.Env):
-    """Repair one function by calls in text; `reset(options={'task': t, 'max_turns': n})` sets both for one episode.
+    """Repair a function by text calls; `reset(options={'task': t, 'max_turns': n})` sets both for an episode.
 
     info: submitted, hidden_pass, stop (None while running, else one of STOPS), and the COUNTS.
     """

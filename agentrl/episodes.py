@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_2_episodes.py. Do not edit: change it there, then `make export`.
-# Body: 8f2bd17404395353
+# Body: 28d1463a22525661
 """5.2 Keep a record of who wrote each token."""
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from agentrl.tokenizer import BOS, OBS, OBS_END
 
 # 05_trajectories/05_2_episodes, cell 2
 OWNER = {'template': 0, 'prompt': 1, 'policy': 2, 'tool': 3}
-MAX_CALL_TOKENS = 6                                                     # a call that is longer is cut, and malformed
+MAX_CALL_TOKENS = 6                                                     # longer calls are cut, and malformed
 
 
 # 05_trajectories/05_2_episodes, cell 3
@@ -40,10 +40,11 @@ class Episode(TokenRow):
         self.actions, self.reward, self.done = [], 0.0, False
         self.append(-1, ('template', tok.encode(BOS)), ('prompt', tok.encode(issue)))
         if (needed := len(self.ids) + MAX_CALL_TOKENS) > max_len:
-            raise ValueError(f'max_len={max_len} is too short for a prompt and one call; use at least {needed}')
+            raise ValueError(f'max_len={max_len} is too short for a prompt and one call; '
+                             f'use at least {needed}')
 
     def act(self, call_ids, call_logp):
-        """Make the call with these ids, sampled at these log-probabilities, and append what the environment answers."""
+        """Make the call of these ids, sampled at these log-probabilities; append the environment's answer."""
         if self.done:
             raise RuntimeError(f"the episode has ended ({self.info['stop']}); start a new Episode")
         turn = len(self.actions)
@@ -70,7 +71,7 @@ class Episode(TokenRow):
 # 05_trajectories/05_2_episodes, cell 7
 @dataclass
 class Trajectory:
-    """A finished episode: ids [T], action_mask [T-1], logp [T-1] (at sampling), reward, info, owner [T], turn [T]."""
+    """A finished episode: ids, owner, turn [T]; action_mask, logp (at sampling) [T-1]; reward and info."""
     ids: torch.Tensor
     action_mask: torch.Tensor
     logp: torch.Tensor

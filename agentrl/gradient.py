@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/06_policy_gradient/06_1_gradient_and_mask.py. Do not edit: change it there, then `make export`.
-# Body: 622e082d35d65134
+# Body: b363a705c946cd60
 """6.1 Train on the tokens that the policy chose."""
 
 
@@ -26,6 +26,6 @@ def reinforce_loss(logp, advantages, mask):
         advantages = advantages[:, None].expand_as(logp)
     if advantages.shape != logp.shape:
         per_token, per_row = list(logp.shape), list(logp.shape[:1])
-        raise ValueError(f"advantages have shape {list(advantages.shape)}; allowed: {per_token} (one a token) "
-                         f"or {per_row} (one a row)")
+        raise ValueError(f'advantages have shape {list(advantages.shape)}; '
+                         f'allowed: {per_token} (one a token) or {per_row} (one a row)')
     return -masked_mean(keep_only(advantages.detach(), mask) * logp, mask)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
-# Body: 6329f44bfd7b22b3
+# Body: 86444d013af5b691
 """3.2 Build TinyAgent and read each token once."""
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,8 @@ class Block(nn.Module):
         self.query, self.value = nn.Linear(d, d, dtype=dtype), nn.Linear(d, d, dtype=dtype)
         self.key = nn.Linear(d, d, bias=False, dtype=dtype)
         self.out = nn.Linear(d, d, dtype=dtype)
-        self.mlp = nn.Sequential(nn.Linear(d, d_mlp, dtype=dtype), nn.ReLU(), nn.Linear(d_mlp, d, dtype=dtype))
+        self.mlp = nn.Sequential(nn.Linear(d, d_mlp, dtype=dtype), nn.ReLU(),
+                                 nn.Linear(d_mlp, d, dtype=dtype))
 
     def forward(self, x, attend):
         h = self.norm1(x)
@@ -69,7 +70,7 @@ class KVCache:
 # 03_model/03_2_tiny_agent, cell 5
 @dataclass
 class NewTokens:
-    """New tokens of all rows laid end to end: ids, row, offset within the row's news, position [N]; mask [R, 1, n, width]."""
+    """All rows' new tokens end to end: ids, row, offset in its news, position [N]; mask [R, 1, n, width]."""
     ids: torch.Tensor
     row: torch.Tensor
     offset: torch.Tensor
@@ -79,7 +80,7 @@ class NewTokens:
 
 # 03_model/03_2_tiny_agent, cell 5
 def lay_out(new_ids, lengths):
-    """NewTokens of a list of lists of ids (some may be empty), for rows that have read `lengths` [R] tokens."""
+    """NewTokens of a list of ids a row (some may be empty), for rows that have read `lengths` [R] tokens."""
     n_new = torch.tensor([len(ids) for ids in new_ids])                           # [R]
     row = torch.arange(len(new_ids)).repeat_interleave(n_new)                     # [N]
     offset = torch.arange(len(row)) - (n_new.cumsum(0) - n_new)[row]              # [N]
@@ -91,7 +92,7 @@ def lay_out(new_ids, lengths):
 
 # 03_model/03_2_tiny_agent, cell 7
 def attend_to_cache(kv, new, n_heads):
-    """Attention of new tokens over one layer's cache kv [2, R, H, width, d/H], into which their keys and values go first."""
+    """Attention over a layer's cache kv [2, R, H, width, d/H]; keys and values of new tokens go in first."""
     n_rows, _, n, width = new.mask.shape
 
     def attend(q, k, v):                                                          # each [N, d]
@@ -108,9 +109,9 @@ def attend_to_cache(kv, new, n_heads):
 
 # 03_model/03_2_tiny_agent, cell 8
 class TinyAgent(nn.Module):
-    """Decoder-only transformer policy over `vocab_size` words and at most `max_len` tokens, on the CPU in float64."""
-
-    def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256, dtype=torch.float64, seed=0):
+    """Decoder-only transformer policy: `vocab_size` words, up to `max_len` tokens, on the CPU in float64."""
+    def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256,
+                 dtype=torch.float64, seed=0):
         super().__init__()
         check_heads(d, n_heads)
         self.max_len, self.vocab_size, self.n_heads = max_len, vocab_size, n_heads
@@ -136,7 +137,7 @@ class TinyAgent(nn.Module):
 
     @torch.no_grad()
     def extend(self, new_ids, cache):
-        """Read new ids (a list for each row, some empty); logits [R', V] of the rows that got some, and the cache."""
+        """Read new ids (a list a row, some empty); logits [R', V] of rows that got some, and the cache."""
         new = lay_out(new_ids, cache.lengths)
         cache = cache.widen(new.mask.shape[-1])
         check_ids(self, new.ids, new.mask.shape[-1])
@@ -150,7 +151,7 @@ class TinyAgent(nn.Module):
 
 # 03_model/03_2_tiny_agent, cell 9
 def init_weights(model, rng):
-    """Normal weights of standard deviation 0.02 to 0.12 by width, residual outputs divided by sqrt(2 layers), zero biases."""
+    """Normal weights, deviation 0.02 to 0.12 by width, residual outputs over sqrt(2 layers); zero biases."""
     residual = {id(m) for block in model.blocks for m in (block.out, block.mlp[2])}
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -173,8 +174,8 @@ def check_heads(d, n_heads):
 def check_ids(model, ids, length):
     """ValueError if the batch is longer than the context or holds a word the model has no row for."""
     if length > model.max_len:
-        raise ValueError(f'{length} tokens do not fit into the context of {model.max_len}; shorten the episode or '
-                         'build TinyAgent with a larger max_len')
+        raise ValueError(f'{length} tokens do not fit into the context of {model.max_len}; '
+                         'shorten the episode or build TinyAgent with a larger max_len')
     if ids.numel() and int(ids.max()) >= model.vocab_size:
         raise ValueError(f'token id {int(ids.max())} is outside the vocabulary of {model.vocab_size} words; '
                          'build TinyAgent(len(tok)) from the tokenizer that made these ids')

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: b266b9bf52e084bd
+# Body: 6be45777028e70fc
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -184,9 +184,12 @@ def beside_book(ours, section, experiment):
 
 # 00_start_here/00_2_figures_and_tables, cell 23
 def side_by_side(compared):
-    """The table of `beside_book` for reading: a row a metric; for each arm ours (interval) and the book's value."""
-    ours = [f'{row.ours:.3g}' + (f' ({row.low:.3g} to {row.high:.3g})' if row.seeds > 1 else '')
+    """The table of `beside_book` for reading: a row a metric; for each arm ours (interval) and the book's."""
+    def show(value):
+        return '' if pd.isna(value) else f'{round(value, 3) + 0.0:.3g}'
+
+    ours = [show(row.ours) + (f' ({show(row.low)} to {show(row.high)})' if row.seeds > 1 else '')
             for row in compared.itertuples()]
-    book = ['' if pd.isna(value) else f'{value:.3g}' for value in compared['book']]
+    book = [show(value) for value in compared['book']]
     wide = compared.assign(ours=ours, book=book).pivot(index='metric', columns='arm', values=['ours', 'book'])
     return wide.swaplevel(axis=1)[list(compared['arm'].unique())].loc[compared['metric'].unique()].fillna('')

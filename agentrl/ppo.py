@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/08_ppo/08_1_clipped_update.py. Do not edit: change it there, then `make export`.
-# Body: 6b95d32647f72efd
+# Body: 3cf109b0460f50dc
 """8.1 Stop each token after a bounded step."""
 
 import torch
@@ -26,7 +26,7 @@ def clipped_loss(logp, old_logp, advantages, weights, clip=0.2):
     """
     shapes = [list(x.shape) for x in (logp, old_logp, advantages, weights)]
     if any(shape != shapes[0] for shape in shapes):
-        raise ValueError(f"logp, old_logp, advantages, weights: shapes {shapes}; all must be [B, T-1]")
+        raise ValueError(f'logp, old_logp, advantages, weights: shapes {shapes}; all must be [B, T-1]')
     ratio = probability_ratio(logp, old_logp, weights)
     advantages = keep_only(advantages, weights).detach()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/04_environment/04_2_rewards.py. Do not edit: change it there, then `make export`.
-# Body: 721f0f035981747b
+# Body: 6c2abf9bca58b6ac
 """4.2 Say what is wanted in one function."""
 
 # 04_environment/04_2_rewards, cell 1
@@ -8,9 +8,9 @@ REWARD_KINDS = ('hidden', 'visible')
 
 # 04_environment/04_2_rewards, cell 2
 def make_reward(kind='hidden', step_penalty=0.0, wrong_submit=0.0, invalid_penalty=0.0):
-    """The reward of one call as a function of (tool, passes): `passes(kind)` gives the verdict, asked only at `submit`.
+    """The reward of a call as a function of (tool, passes); `submit` alone asks `passes(kind)`, the verdict.
 
-    Costs are given as positive numbers, `wrong_submit` as the (negative) reward itself; anything else is a ValueError.
+    Costs are positive numbers, `wrong_submit` is the (negative) reward itself; all else is a ValueError.
     """
     if kind not in REWARD_KINDS:
         raise ValueError(f'reward={kind!r} is not known; choose one of {", ".join(REWARD_KINDS)}')

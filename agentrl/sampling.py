@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_3_lockstep_sampler.py. Do not edit: change it there, then `make export`.
-# Body: dc8bc6ee58546cb6
+# Body: 4631b8443d39b173
 """5.3 Sample many episodes in lockstep, and get the same tokens whatever the batch."""
 
 import torch
@@ -12,7 +12,7 @@ from agentrl.tasks import randomize_names
 
 # 05_trajectories/05_3_lockstep_sampler, cell 2
 def sample_next(logits, temperature, noise):
-    """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids [B], log-probabilities [B]."""
+    """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids, log-probabilities [B]."""
     if temperature <= 0:
         raise ValueError(f'temperature={temperature} must be > 0')
     scaled = logits / temperature                                                 # [B, V]
@@ -48,7 +48,7 @@ class CachedReader:
         self.model, self.cache, self.rows = model, model.empty_cache(n_rows), list(range(n_rows))
 
     def next_logits(self, new_ids):
-        """Read {row: new ids}; logits [R, V] after the last token of each of these rows. Others may be forgotten."""
+        """Read {row: new ids}; logits [R, V] after the last token of each row. Others may be forgotten."""
         if len(new_ids) <= len(self.rows) * 2 // 3:
             place = {row: n for n, row in enumerate(self.rows)}
             self.rows = list(new_ids)
@@ -59,7 +59,7 @@ class CachedReader:
 
 # 05_trajectories/05_3_lockstep_sampler, cell 7
 def run_episodes(reader, episodes, temperature, noise):
-    """Run all episodes to their end, one token each a round; noise [B, N] holds a row of uniforms for each episode."""
+    """Run all episodes to their end, one token each a round; noise [B, N] holds a row of uniforms each."""
     running, calls = dict(enumerate(episodes)), [([], []) for _ in episodes]
     n_sampled = [0] * len(episodes)
     new_ids = {row: episode.ids for row, episode in running.items()}
@@ -76,7 +76,7 @@ def run_episodes(reader, episodes, temperature, noise):
 
 # 05_trajectories/05_3_lockstep_sampler, cell 7
 def add_token(episode, call, token, logp):
-    """Add a sampled token to an episode's call, and make the call if it has ended; returns the ids not read yet."""
+    """Add a sampled token to a call, and make the call if it has ended; returns the ids not read yet."""
     call[0].append(token)
     call[1].append(logp)
     if token != episode.tok.call_end_id and len(call[0]) < MAX_CALL_TOKENS:
@@ -93,7 +93,8 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
     if len(tok) > model.vocab_size:
         raise ValueError(f'the tokenizer has {len(tok)} words but the model only {model.vocab_size}; '
                          'build TinyAgent(len(tok))')
-    episodes = [Episode(env, task, tok, max_turns, model.max_len) for env, task in zip(envs, tasks, strict=True)]
+    episodes = [Episode(env, task, tok, max_turns, model.max_len)
+                for env, task in zip(envs, tasks, strict=True)]
     noise = torch.rand(len(episodes), model.max_len, generator=generator, dtype=torch.float64)
     run_episodes(reader(model, len(episodes)), episodes, temperature, noise)
     return [make_trajectory(episode) for episode in episodes]
@@ -103,7 +104,7 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
 def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None):
     """`n` (default cfg.group_size) episodes of every task, groups contiguous: list of Trajectory.
 
-    Names are drawn anew for each episode unless `cfg.fresh_names` is False (section 9.4 shows why one wants them fresh).
+    Each episode gets new names unless `cfg.fresh_names` is False (section 9.4 shows why one wants them new).
     """
     copies = [task for task in tasks for _ in range(n or cfg.group_size)]
     named = [randomize_names(task, generator) for task in copies] if cfg.fresh_names else copies
@@ -115,6 +116,7 @@ def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=No
 def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env):
     """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
     if cfg.prompts_per_step > len(tasks):
-        raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than the {len(tasks)} tasks there are')
+        raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than '
+                         f'the {len(tasks)} tasks there are')
     picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
     return sample_groups(policy, [tasks[n] for n in picks], tok, cfg, generator, env_factory)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/02_fundamentals/02_1_repair_tasks.py. Do not edit: change it there, then `make export`.
-# Body: 20b20dd5660e4236
+# Body: 942d3a1f67588d62
 """2.1 Make thirty repair tasks whose answer must be read."""
 
 import ast
@@ -12,7 +12,8 @@ from functools import lru_cache
 import torch
 
 # 02_fundamentals/02_1_repair_tasks, cell 2
-_OTHER = {ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Add: ast.Sub, ast.Sub: ast.Add}
+_OTHER = {ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Lt: ast.LtE, ast.LtE: ast.Lt,
+          ast.Add: ast.Sub, ast.Sub: ast.Add}
 
 
 # 02_fundamentals/02_1_repair_tasks, cell 2
@@ -85,11 +86,12 @@ def rename(source, names):
 # 02_fundamentals/02_1_repair_tasks, cell 4
 @lru_cache(maxsize=4096)
 def canonical_source(source):
-    """Number the names in order of appearance; returns the new source and the map from new names to old ones."""
+    """Number the names in order of appearance: the new source, and the map from new names to old ones."""
     if _NOT_PLAIN.search(source):
         return source, {}
     words = dict.fromkeys(word for word in _WORD.findall(source) if word not in _KEEP)
-    return rename(source, {word: f'v{n}' for n, word in enumerate(words)}), {f'v{n}': w for n, w in enumerate(words)}
+    return (rename(source, {word: f'v{n}' for n, word in enumerate(words)}),
+            {f'v{n}': w for n, w in enumerate(words)})
 
 
 # 02_fundamentals/02_1_repair_tasks, cell 6
@@ -122,7 +124,7 @@ TEMPLATES = {
     'index_sum': ('a[i] > 0', 'i'),
 }
 HELD_OUT = {'fix_comparison': (0, 3), 'fix_boundary': (1, 4), 'fix_operator': (2, 5), 'fix_init': (3, 5),
-            'fix_return': (0, 4)}                                       # template rows that are never trained on
+            'fix_return': (0, 4)}                                       # template rows never trained on
 
 
 # 02_fundamentals/02_1_repair_tasks, cell 8
@@ -143,14 +145,14 @@ VISIBLE_INPUTS = ([5, 3, 1], [2, 4, 6])
 def make_tests(source, inputs):
     """Pairs ((list, k), value) with the values of the given correct function."""
     namespace = {}
-    exec(source, namespace)                                             # our own right_source, never a candidate
+    exec(source, namespace)                                             # our right_source, never a candidate
     return tuple(((tuple(xs), K), namespace['f'](xs, K)) for xs in inputs)
 
 
 # 02_fundamentals/02_1_repair_tasks, cell 11
 @dataclass(frozen=True)
 class Task:
-    """A function with one bug: the issue shown as prompt, its source, the one edit that repairs it, and its tests."""
+    """A function with one bug: its issue (the prompt), source, the one edit that repairs it, and tests."""
     name: str
     issue: str
     source: str
@@ -194,7 +196,8 @@ def randomize_names(task, rng):
     picks = torch.randperm(len(NAME_POOL), generator=rng)[:5].tolist()
     fresh = [NAME_POOL[pick] for pick in picks]
     canonical, names = canonical_source(task.source)
-    return replace(task, source=rename(canonical, dict(zip(names, fresh, strict=True))), issue=make_issue(fresh[0]))
+    return replace(task, source=rename(canonical, dict(zip(names, fresh, strict=True))),
+                   issue=make_issue(fresh[0]))
 
 
 # 02_fundamentals/02_1_repair_tasks, cell 16
@@ -216,6 +219,6 @@ def compact_source(source):
 def infer_op(source):
     """The edit that repairs `source`, found by looking at it; None if it looks right."""
     view = compact_source(source)
-    signs = {'fix_comparison': r'[<>]=', 'fix_boundary': r'- 1 :', 'fix_operator': r'-=', 'fix_init': r'^\w+ = 1',
-             'fix_return': r'return \w+ end$'}
+    signs = {'fix_comparison': r'[<>]=', 'fix_boundary': r'- 1 :', 'fix_operator': r'-=',
+             'fix_init': r'^\w+ = 1', 'fix_return': r'return \w+ end$'}
     return next((op for op, sign in signs.items() if re.search(sign, view)), None)

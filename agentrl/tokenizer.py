@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_1_tokenizer.py. Do not edit: change it there, then `make export`.
-# Body: b4c0a5ee598b4ae1
+# Body: 09c0e585db9b6a80
 """3.1 Give every word one token."""
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source
 # 03_model/03_1_tokenizer, cell 2
 PAD, BOS, CALL, CALL_END, OBS, OBS_END = MARKERS = ('<pad>', '<bos>', '<call>', '</call>', '<obs>', '</obs>')
 TOOLS = ('read', 'test', 'edit', 'submit')
-OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no', 'edits',
-                     'turns', 'left', '...', *'0123456789')
+OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no',
+                     'edits', 'turns', 'left', '...', *'0123456789')
 
 
 # 03_model/03_1_tokenizer, cell 3
@@ -22,7 +22,8 @@ class Tokenizer:
     def __post_init__(self):
         object.__setattr__(self, 'stoi', {word: n for n, word in enumerate(self.itos)})
         if len(self.stoi) < len(self.itos):
-            raise ValueError(f'vocabulary holds a word twice: {sorted(w for w in self.stoi if self.itos.count(w) > 1)}')
+            raise ValueError('vocabulary holds a word twice: '
+                             f'{sorted(w for w in self.stoi if self.itos.count(w) > 1)}')
 
     def __len__(self):
         return len(self.itos)
@@ -52,7 +53,7 @@ class Tokenizer:
 
 # 03_model/03_1_tokenizer, cell 5
 def build_tokenizer(tasks):
-    """The tokenizer that knows all words of the gym and of `tasks` (issues, sources, and sources after any edit)."""
+    """The tokenizer of all words of the gym and of `tasks` (issues, and sources before and after edits)."""
     words = list(MARKERS + TOOLS + tuple(EDIT_OPS) + OBSERVATION_WORDS + NAME_POOL)
     for task in tasks:
         words += task.issue.split()

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: aa16b22c34dc2945
+# Body: 1e3388514ef9de33
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from agentrl.sampling import sample_groups, sample_step
 # 09_grpo/09_2_training_loop, cell 2
 @dataclass(frozen=True)
 class RLConfig:
-    """All parameters of a training run; a value out of range is a ValueError that names field, value and range."""
+    """A training run's parameters; a value out of range is a ValueError that names field, value and range."""
     prompts_per_step: int = 8
     group_size: int = 8
     max_turns: int = 6
@@ -51,13 +51,14 @@ class RLConfig:
             if not 0 < getattr(self, name) < float('inf'):
                 raise ValueError(f'{name}={getattr(self, name)!r} must be a finite number > 0')
         if self.loss_agg not in AGGREGATIONS:
-            raise ValueError(f'loss_agg={self.loss_agg!r} is not known; choose one of {", ".join(AGGREGATIONS)}')
+            raise ValueError(f'loss_agg={self.loss_agg!r} is not known; '
+                             f'choose one of {", ".join(AGGREGATIONS)}')
         make_reward(self.reward, self.step_penalty, self.wrong_submit, self.invalid_penalty)
 
 
 # 09_grpo/09_2_training_loop, cell 4
 def behavior_stats(trajs):
-    """Means over episodes (malformed: over calls) and the counts behind them, from the infos of trajectories."""
+    """Means over episodes (malformed: over calls) and the counts behind them, from the infos of `trajs`."""
     def total(key):
         return sum(traj.info[key] for traj in trajs)
 
@@ -65,8 +66,9 @@ def behavior_stats(trajs):
     return {
         'episodes': n, 'passes': total('hidden_pass'), 'submits': total('submitted'), 'calls': calls,
         'pass_rate': total('hidden_pass') / n, 'submit_rate': total('submitted') / n,
-        'reward': sum(traj.reward for traj in trajs) / n, 'reads': total('n_reads') / n, 'tests': total('n_tests') / n,
-        'edits': total('n_edits') / n, 'turns': calls / n, 'malformed': total('n_invalid') / calls,
+        'reward': sum(traj.reward for traj in trajs) / n,
+        'reads': total('n_reads') / n, 'tests': total('n_tests') / n, 'edits': total('n_edits') / n,
+        'turns': calls / n, 'malformed': total('n_invalid') / calls,
         'tokens': sum(len(traj.ids) for traj in trajs) / n,
         'policy_tokens': sum(int(traj.action_mask.sum()) for traj in trajs) / n,
     }
@@ -81,7 +83,7 @@ def evaluate(policy, tasks, tok, n_samples, generator, cfg, env_factory=make_env
 
 # 09_grpo/09_2_training_loop, cell 6
 def rl_update(policy, opt, batch, advantages, cfg):
-    """`epochs` × `minibatches` clipped steps on a batch; advantages [B, T-1]. Returns clip_fraction and grad_norm (means)."""
+    """`epochs` × `minibatches` clipped steps, advantages [B, T-1]; means of clip_fraction and grad_norm."""
     batch, steps = batch | {'advantages': advantages}, []
     for _ in range(cfg.epochs):
         for first in range(cfg.minibatches):
@@ -109,7 +111,7 @@ def minibatch_step(policy, opt, minibatch, cfg):
 
 # 09_grpo/09_2_training_loop, cell 8
 def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env):
-    """Train `policy` in place; returns the history: a dict of step, behaviour and update statistics for each step."""
+    """Train `policy` in place; returns the history, a dict of behaviour and update statistics a step."""
     generator = torch.Generator().manual_seed(cfg.seed)
     opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5)
     history = []

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import time
 
 import psutil
 import pytest
@@ -21,13 +22,22 @@ def function(*lines, head="def f(a, b):"):
     return "\n".join([head, *(f"    {line}" for line in lines)])
 
 
-def survivors(mark):
+def living(mark):
     """Living processes with `mark` on their command line."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         if mark in str(process.info["cmdline"]) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process.pid)
     return found
+
+
+def survivors(mark):
+    """Those that still live after a moment: a killed process may need one to go on a busy machine."""
+    for _ in range(50):
+        if not living(mark):
+            return []
+        time.sleep(0.1)
+    return living(mark)
 
 
 def children_of_ours():

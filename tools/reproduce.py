@@ -18,8 +18,13 @@ import torch
 import typer
 from tqdm import tqdm
 
-import agentrl as arl
 from agentrl import sampling, training
+from agentrl.base import make_rl_base
+from agentrl.episodes import Episode, make_trajectory, take_rows
+from agentrl.sampling import CachedReader, PlainReader, rollout_batch, run_episodes
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.training import RLConfig, minibatch_step, train_rl
 
 CONDITIONS = {  # name: environment variables, what is replaced in the process
     "1 thread": ({"OMP_NUM_THREADS": "1"}, None),
@@ -34,21 +39,21 @@ CONDITIONS = {  # name: environment variables, what is replaced in the process
 def shuffled_rollout(model, envs, tasks, tok, max_turns, temperature, generator):
     """rollout_batch with the rows of the batch in another order, each with the uniforms that it would have had."""
     order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(1)).tolist()
-    episodes = [arl.Episode(envs[n], tasks[n], tok, max_turns, model.max_len) for n in order]
+    episodes = [Episode(envs[n], tasks[n], tok, max_turns, model.max_len) for n in order]
     noise = torch.rand(len(tasks), model.max_len, generator=generator, dtype=torch.float64)
-    arl.run_episodes(arl.CachedReader(model, len(order)), episodes, temperature, noise[order])
-    return [arl.make_trajectory(episodes[order.index(n)]) for n in range(len(order))]
+    run_episodes(CachedReader(model, len(order)), episodes, temperature, noise[order])
+    return [make_trajectory(episodes[order.index(n)]) for n in range(len(order))]
 
 
 def plain_rollout(*args):
     """rollout_batch by full forward passes."""
-    return arl.rollout_batch(*args, reader=arl.PlainReader)
+    return rollout_batch(*args, reader=PlainReader)
 
 
 def shuffled_minibatch(policy, opt, minibatch, cfg):
     """minibatch_step with the rows in reverse order."""
     rows = torch.arange(len(minibatch["ids"])).flip(0)
-    return arl.minibatch_step(policy, opt, arl.take_rows(minibatch, rows), cfg)
+    return minibatch_step(policy, opt, take_rows(minibatch, rows), cfg)
 
 
 def run_here(steps: int, replace: str | None) -> dict:
@@ -65,10 +70,10 @@ def run_here(steps: int, replace: str | None) -> dict:
         sampling.rollout_batch = plain_rollout
     if replace == "shuffled":
         sampling.rollout_batch, training.minibatch_step = shuffled_rollout, shuffled_minibatch
-    tok = arl.build_tokenizer(arl.make_tasks("all"))
-    policy = arl.make_rl_base(tok)
-    cfg = arl.RLConfig(bucket_size=5 if replace == "buckets" else 16)
-    history = arl.train_rl(policy, arl.make_tasks("train"), tok, cfg, steps)
+    tok = build_tokenizer(make_tasks("all"))
+    policy = make_rl_base(tok)
+    cfg = RLConfig(bucket_size=5 if replace == "buckets" else 16)
+    history = train_rl(policy, make_tasks("train"), tok, cfg, steps)
     exact = [{k: v for k, v in row.items() if k not in ("grad_norm", "clip_fraction")} for row in history]
     parameters = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
     return {"hashes": hashes, "statistics": exact, "parameters": parameters}
@@ -77,7 +82,7 @@ def run_here(steps: int, replace: str | None) -> dict:
 def compare(steps: int, conditions=tuple(CONDITIONS)) -> list[dict]:
     """One row a condition: are ids and statistics equal to the first condition's, and how far apart are parameters?"""
     results = {}
-    arl.make_rl_base(arl.build_tokenizer(arl.make_tasks("all")))  # once, so that every process reads the same base
+    make_rl_base(build_tokenizer(make_tasks("all")))  # once, so that every process reads the same base
     with tempfile.TemporaryDirectory() as folder:
         for name in tqdm(conditions, desc="conditions"):
             variables, replace = CONDITIONS[name]

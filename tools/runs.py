@@ -2,7 +2,8 @@
 
     python -m tools.runs
 
-A run that is stored in figures/data and whose version fits is not trained again; an interrupted call goes on where it was.
+A run that is stored in figures/data and whose version fits is not trained again; an interrupted call
+goes on where it was.
 """
 
 import agentrl

@@ -15,18 +15,19 @@
 # %% [markdown]
 # # 0.1 Watch an agent learn to look before it acts
 #
-# A language model that may call tools is an agent, and reinforcement learning (RL) is how it learns which calls pay. This tour takes five minutes:
-# a broken function, its repair by hand, a small policy that mostly fails at it, and what six and then forty
-# steps of training make of that policy. Nobody tells it to read the code first. We will watch it find out.
+# A language model that may call tools is an agent, and reinforcement learning (RL) is how it learns which
+# calls pay. This tour takes five minutes: a broken function, its repair by hand, a small policy that mostly
+# fails at it, and what six and then forty steps of training make of that policy. Nobody tells it to read the
+# code first. We will watch it find out.
 #
-# Nothing is explained here in full; the table at the end says where it is. Run the cells from the top with Shift+Enter. Only the first run
-# is slow, because it trains the starting policy and keeps it.
+# Nothing is explained here in full; the table at the end says where it is. Run the cells from the top with
+# Shift+Enter. Only the first run is slow, because it trains the starting policy and keeps it.
 
 # %% [markdown]
 # ## A broken function
 #
-# The gym of this book holds thirty little functions with one bug each. Here is one that should add up the numbers above a threshold. The
-# agent sees nothing but the issue; to see the code, it must ask.
+# The gym of this book holds thirty little functions with one bug each. Here is one that should add up the
+# numbers above a threshold. The agent sees nothing but the issue; to see the code, it must ask.
 
 # %%
 from agentrl.tasks import EDIT_OPS, apply_op, make_tasks
@@ -39,8 +40,8 @@ for (numbers, k), total in task.visible_tests:
     print('test: the numbers of', numbers, 'above', k, 'add up to', total)
 
 # %% [markdown]
-# Five edits can be applied by name, and one of them is right. The judge is a set of hidden tests, which are really executed, in a
-# process of their own.
+# Five edits can be applied by name, and one of them is right. The judge is a set of hidden tests, which are
+# really executed, in a process of their own.
 
 # %%
 print('as it is:', run_tests(task.source, task.hidden_tests))
@@ -50,8 +51,8 @@ for op in EDIT_OPS:
 # %% [markdown]
 # ## An agent, played by hand
 #
-# An agent has four tools, `read`, `test`, `edit` and `submit`, six calls, and one edit. It is paid 1 if it submits and the hidden tests
-# pass, else 0. Let us play it ourselves: read, edit, check, submit.
+# An agent has four tools, `read`, `test`, `edit` and `submit`, six calls, and one edit. It is paid 1 if it
+# submits and the hidden tests pass, else 0. Let us play it ourselves: read, edit, check, submit.
 
 # %%
 from agentrl.environment import EditBudgetEnv
@@ -67,13 +68,15 @@ print('reward:', episode.reward)
 make_trajectory(episode)
 
 # %% [markdown]
-# This is a *trajectory*. Its colours say who wrote what: the issue, our calls, the answers of the tools, and the template around them. Only
-# the calls, underlined, are decisions of the agent, and only they will be trained. Point at a token to see its turn and its probability.
+# This is a *trajectory*. Its colours say who wrote what: the issue, our calls, the answers of the tools, and
+# the template around them. Only the calls, underlined, are decisions of the agent, and only they will be
+# trained. Point at a token to see its turn and its probability.
 #
 # ## A policy that mostly fails
 #
-# Now a model plays. It is a transformer of some 150 thousand parameters that has seen imperfect examples: it knows how to
-# make calls, but seldom the ones that help. Ten of the training tasks, one try each; every episode gets new names, so that there is nothing to learn by heart.
+# Now a model plays. It is a transformer of some 150 thousand parameters that has seen imperfect examples: it
+# knows how to make calls, but seldom the ones that help. Ten of the training tasks, one try each; every
+# episode gets new names, so that there is nothing to learn by heart.
 
 # %%
 import torch
@@ -94,9 +97,9 @@ for traj in sample_groups(policy, train[::2], tok, cfg, torch.Generator().manual
     print(f"{traj.reward:.0f}  {traj.info['stop']:11}  {calls_of(traj)}")
 
 # %% [markdown]
-# The first column is the reward, the second says how the episode ended. Some submit at once, some edit without looking, some fiddle until
-# their calls are used up; now and then a blind edit is lucky. More episodes give numbers: eight of each of the twenty training tasks, each
-# number a mean over episodes.
+# The first column is the reward, the second says how the episode ended. Some submit at once, some edit
+# without looking, some fiddle until their calls are used up; now and then a blind edit is lucky. More
+# episodes give numbers: eight of each of the twenty training tasks, each number a mean over episodes.
 
 # %%
 import pandas as pd
@@ -110,8 +113,9 @@ pd.DataFrame([before])[['episodes', *SHOWN]].round(3)
 # %% [markdown]
 # ## Six steps of reinforcement learning
 #
-# A step samples eight episodes of each of eight tasks, compares each episode with the others of its task, and makes the calls of the better
-# ones more probable. That is all: nobody says *why* an episode was better. Watch `pass_rate` and `reads`.
+# A step samples eight episodes of each of eight tasks, compares each episode with the others of its task, and
+# makes the calls of the better ones more probable. That is all: nobody says *why* an episode was better.
+# Watch `pass_rate` and `reads`.
 
 # %%
 from agentrl.training import train_rl
@@ -121,7 +125,8 @@ history = train_rl(learner, train, tok, cfg, steps=6)
 pd.DataFrame(history)[['step', *SHOWN]].round(3)
 
 # %% [markdown]
-# Each row is 64 episodes, so it is noisy. Here are the same ten tasks as above, with the same random numbers, after these six steps.
+# Each row is 64 episodes, so it is noisy. Here are the same ten tasks as above, with the same random numbers,
+# after these six steps.
 
 # %%
 for traj in sample_groups(learner, train[::2], tok, cfg, torch.Generator().manual_seed(0), n=1):
@@ -130,8 +135,8 @@ for traj in sample_groups(learner, train[::2], tok, cfg, torch.Generator().manua
 # %% [markdown]
 # ## Forty steps
 #
-# A whole run takes forty steps. Three of them, with different seeds, are stored with the book, so there is nothing to wait for; section 9.3 shows how
-# they are made, and that they are what the code gives.
+# A whole run takes forty steps. Three of them, with different seeds, are stored with the book, so there is
+# nothing to wait for; section 9.3 shows how they are made, and that they are what the code gives.
 
 # %%
 import matplotlib.pyplot as plt
@@ -142,18 +147,23 @@ from agentrl.plotting import plot_bands, use_style
 heldout, steps = arm_results(['default'], SEEDS)
 use_style()
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.4))
-for ax, (column, label) in zip(axes, {'pass_rate': 'pass rate', 'reads': 'reads an episode'}.items(), strict=True):
+panels = {'pass_rate': 'pass rate', 'reads': 'reads an episode'}
+for ax, (column, label) in zip(axes, panels.items(), strict=True):
     plot_bands(ax, steps, 'step', column, 'default')
     ax.set(xlabel='training step (64 episodes each)', ylabel=label, ylim=(0, None), xlim=(0, 39))
 _ = fig.suptitle('It learns to read, and passes more (line: mean of three seeds, band: their range)')
 
 # %% [markdown]
-# And on ten tasks that it never trained on, beside the best that one can do there without looking: one edit for all of them.
+# And on ten tasks that it never trained on, beside the best that one can do there without looking: one edit
+# for all of them.
 
 # %%
-blind = [sum(run_tests(apply_op(t.source, op), t.hidden_tests).passed for t in make_tasks('heldout')) / 10 for op in EDIT_OPS]
+unseen = make_tasks('heldout')
+blind = [sum(run_tests(apply_op(task.source, op), task.hidden_tests).passed for task in unseen) / len(unseen)
+         for op in EDIT_OPS]
+passed, reads = heldout['pass_rate'].mean(), heldout['reads'].mean()
 print(f"before training, train tasks:     pass {before['pass_rate']:.3f}, reads {before['reads']:.3f}")
-print(f"after forty steps, held-out ones: pass {heldout['pass_rate'].mean():.3f}, reads {heldout['reads'].mean():.3f}")
+print(f'after forty steps, held-out ones: pass {passed:.3f}, reads {reads:.3f}')
 print(f'best blind edit, held-out ones:   pass {max(blind):.3f}')
 heldout[['seed', *SHOWN]].round(3)
 
@@ -179,9 +189,10 @@ heldout[['seed', *SHOWN]].round(3)
 #
 # ## What was seen
 #
-# One of five edits repairs the function, and reading tells which. A policy that passed 0.219 of its episodes came to read about once in
-# each and to pass 0.785 of episodes on tasks that it never saw, far beyond 0.200, the best blind edit. Whether it keeps the `test` before
-# `submit`, which changes nothing, is left to chance: calls are free here, and the three seeds disagree.
+# One of five edits repairs the function, and reading tells which. A policy that passed 0.219 of its episodes
+# came to read about once in each and to pass 0.785 of episodes on tasks that it never saw, far beyond 0.200,
+# the best blind edit. Whether it keeps the `test` before `submit`, which changes nothing, is left to chance:
+# calls are free here, and the three seeds disagree.
 #
-# **Try it.** Train six steps with `RLConfig(max_turns=3)`, too few calls to read and check: what happens to `reads`? Then with
-# `RLConfig(step_penalty=0.3)`, where each call costs 0.3, and watch `turns`.
+# **Try it.** Train six steps with `RLConfig(max_turns=3)`, too few calls to read and check: what happens to
+# `reads`? Then with `RLConfig(step_penalty=0.3)`, where each call costs 0.3, and watch `turns`.

@@ -411,15 +411,19 @@ compared = beside_book(invented, '12.3', 'budget_and_penalty')
 compared.round(3)
 
 # %% [markdown]
-# That tidy form is what files want. For reading, arms go side by side, with the interval in brackets behind our mean.
+# That tidy form is what files want. For reading, arms go side by side, with the interval in brackets behind
+# our mean.
 
 # %%
 #@save
 def side_by_side(compared):
-    """The table of `beside_book` for reading: a row a metric; for each arm ours (interval) and the book's value."""
-    ours = [f'{row.ours:.3g}' + (f' ({row.low:.3g} to {row.high:.3g})' if row.seeds > 1 else '')
+    """The table of `beside_book` for reading: a row a metric; for each arm ours (interval) and the book's."""
+    def show(value):
+        return '' if pd.isna(value) else f'{round(value, 3) + 0.0:.3g}'
+
+    ours = [show(row.ours) + (f' ({show(row.low)} to {show(row.high)})' if row.seeds > 1 else '')
             for row in compared.itertuples()]
-    book = ['' if pd.isna(value) else f'{value:.3g}' for value in compared['book']]
+    book = [show(value) for value in compared['book']]
     wide = compared.assign(ours=ours, book=book).pivot(index='metric', columns='arm', values=['ours', 'book'])
     return wide.swaplevel(axis=1)[list(compared['arm'].unique())].loc[compared['metric'].unique()].fillna('')
 

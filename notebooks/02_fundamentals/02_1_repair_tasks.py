@@ -15,10 +15,10 @@
 # %% [markdown]
 # # 2.1 Make thirty repair tasks whose answer must be read
 #
-# An agent can only learn to *look* if looking pays. This section builds the tasks of the whole book: thirty little
-# Python functions with one bug each. The agent may apply one of five named edits. We will see that each edit undoes one
-# bug, that the best edit chosen without looking repairs one held-out function in five, and that everything an agent
-# needs stands in the 23 to 29 words that `read` shows.
+# An agent can only learn to *look* if looking pays. This section builds the tasks of the whole book: thirty
+# little Python functions with one bug each. The agent may apply one of five named edits. We will see that
+# each edit undoes one bug, that the best edit chosen without looking repairs one held-out function in five,
+# and that everything an agent needs stands in the 23 to 29 words that `read` shows.
 
 # %%
 #@save tasks
@@ -34,12 +34,14 @@ import torch
 # %% [markdown]
 # ## One bug, one edit
 #
-# A bug and its repair are the same move made twice, so each edit is written as a *toggle* on the syntax tree: `>` becomes
-# `>=` and `>=` becomes `>`. A tree is the right place for it. Replacing text would also hit names and comments.
+# A bug and its repair are the same move made twice, so each edit is written as a *toggle* on the syntax tree:
+# `>` becomes `>=` and `>=` becomes `>`. A tree is the right place for it. Replacing text would also hit names
+# and comments.
 
 # %%
 #@save
-_OTHER = {ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Add: ast.Sub, ast.Sub: ast.Add}
+_OTHER = {ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Lt: ast.LtE, ast.LtE: ast.Lt,
+          ast.Add: ast.Sub, ast.Sub: ast.Add}
 
 
 def _nodes(tree, kind):
@@ -97,10 +99,11 @@ EDIT_OPS = {
 # %% [markdown]
 # ## Names do not matter
 #
-# The names in a function are drawn afresh for every episode, otherwise the agent would learn names by heart. Behaviour does
-# not depend on them, so we work on a *canonical* form in which names are numbered in order of appearance. It makes edits
-# and test verdicts cacheable: a thousand renamed copies are one program. Renaming goes by words, which is safe as long as
-# a program holds no strings, attributes, comments or keyword arguments and does not ask for names; any other program is its own canonical form.
+# The names in a function are drawn afresh for every episode, otherwise the agent would learn names by heart.
+# Behaviour does not depend on them, so we work on a *canonical* form in which names are numbered in order of
+# appearance. It makes edits and test verdicts cacheable: a thousand renamed copies are one program. Renaming
+# goes by words, which is safe as long as a program holds no strings, attributes, comments or keyword
+# arguments and does not ask for names; any other program is its own canonical form.
 
 # %%
 #@save
@@ -117,11 +120,12 @@ def rename(source, names):
 
 @lru_cache(maxsize=4096)
 def canonical_source(source):
-    """Number the names in order of appearance; returns the new source and the map from new names to old ones."""
+    """Number the names in order of appearance: the new source, and the map from new names to old ones."""
     if _NOT_PLAIN.search(source):
         return source, {}
     words = dict.fromkeys(word for word in _WORD.findall(source) if word not in _KEEP)
-    return rename(source, {word: f'v{n}' for n, word in enumerate(words)}), {f'v{n}': w for n, w in enumerate(words)}
+    return (rename(source, {word: f'v{n}' for n, word in enumerate(words)}),
+            {f'v{n}': w for n, w in enumerate(words)})
 
 
 # %%
@@ -169,9 +173,9 @@ for op in EDIT_OPS:
 # %% [markdown]
 # ## A grid of six functions and five bugs
 #
-# Every function has the same frame and differs in a condition and a value. That is on purpose. With thirty unrelated
-# functions a small policy learns by heart which function wants which edit and fails on new ones; on a grid, the only thing
-# that tells the bug on all functions is the bug itself.
+# Every function has the same frame and differs in a condition and a value. That is on purpose. With thirty
+# unrelated functions a small policy learns by heart which function wants which edit and fails on new ones; on
+# a grid, the only thing that tells the bug on all functions is the bug itself.
 
 # %%
 #@save
@@ -184,7 +188,7 @@ TEMPLATES = {
     'index_sum': ('a[i] > 0', 'i'),
 }
 HELD_OUT = {'fix_comparison': (0, 3), 'fix_boundary': (1, 4), 'fix_operator': (2, 5), 'fix_init': (3, 5),
-            'fix_return': (0, 4)}                                       # template rows that are never trained on
+            'fix_return': (0, 4)}                                       # template rows never trained on
 
 
 def right_source(template):
@@ -197,10 +201,10 @@ def right_source(template):
 # %% [markdown]
 # ## Tests, visible and hidden
 #
-# A test is a pair: arguments, and the value that the correct function gives. The hidden inputs hold zeros, ties, the threshold
-# 3 itself and a non-positive last element, because a bug that no input touches is no bug. The agent's `test` tool runs only
-# the visible ones. Passing those is good evidence and no proof: there is no zero among them, so a wrong comparison with 0 slips
-# through. Section 4.1 counts what they catch.
+# A test is a pair: arguments, and the value that the correct function gives. The hidden inputs hold zeros,
+# ties, the threshold 3 itself and a non-positive last element, because a bug that no input touches is no bug.
+# The agent's `test` tool runs only the visible ones. Passing those is good evidence and no proof: there is no
+# zero among them, so a wrong comparison with 0 slips through. Section 4.1 counts what they catch.
 
 # %%
 #@save
@@ -212,7 +216,7 @@ VISIBLE_INPUTS = ([5, 3, 1], [2, 4, 6])
 def make_tests(source, inputs):
     """Pairs ((list, k), value) with the values of the given correct function."""
     namespace = {}
-    exec(source, namespace)                                             # our own right_source, never a candidate
+    exec(source, namespace)                                             # our right_source, never a candidate
     return tuple(((tuple(xs), K), namespace['f'](xs, K)) for xs in inputs)
 
 
@@ -223,7 +227,7 @@ print(make_tests(right_source('sum_above'), VISIBLE_INPUTS))
 #@save
 @dataclass(frozen=True)
 class Task:
-    """A function with one bug: the issue shown as prompt, its source, the one edit that repairs it, and its tests."""
+    """A function with one bug: its issue (the prompt), source, the one edit that repairs it, and tests."""
     name: str
     issue: str
     source: str
@@ -236,9 +240,9 @@ class Task:
 # %% [markdown]
 # ## Thirty tasks
 #
-# Five words of the issue are the same for all; the sixth is the function's name. Here each task has a fixed name of its
-# own, and so the name gives the edit away. `randomize_names` draws all names anew. Section 9.4 shows what an agent does with
-# the leak if one forgets.
+# Five words of the issue are the same for all; the sixth is the function's name. Here each task has a fixed
+# name of its own, and so the name gives the edit away. `randomize_names` draws all names anew. Section 9.4
+# shows what an agent does with the leak if one forgets.
 
 # %%
 #@save
@@ -273,7 +277,8 @@ for split in ('all', 'train', 'heldout'):
     print(f'{split:8}', len(tasks), {op: sum(task.edit == op for task in tasks) for op in EDIT_OPS})
 
 # %% [markdown]
-# The best an agent can do on the held-out tasks without reading is one edit for all of them: two of ten, 0.200.
+# The best an agent can do on the held-out tasks without reading is one edit for all of them: two of ten,
+# 0.200.
 
 # %%
 #@save
@@ -282,7 +287,8 @@ def randomize_names(task, rng):
     picks = torch.randperm(len(NAME_POOL), generator=rng)[:5].tolist()
     fresh = [NAME_POOL[pick] for pick in picks]
     canonical, names = canonical_source(task.source)
-    return replace(task, source=rename(canonical, dict(zip(names, fresh, strict=True))), issue=make_issue(fresh[0]))
+    return replace(task, source=rename(canonical, dict(zip(names, fresh, strict=True))),
+                   issue=make_issue(fresh[0]))
 
 
 # %%
@@ -297,8 +303,9 @@ print(fresh.source)
 # %% [markdown]
 # ## What `read` shows
 #
-# A policy of 158 thousand parameters should not spend its life on brackets. `compact_source` drops the signature, brackets
-# and commas and closes each block with the word `end`, so that the place of the `return` stays visible.
+# A policy of 158 thousand parameters should not spend its life on brackets. `compact_source` drops the
+# signature, brackets and commas and closes each block with the word `end`, so that the place of the `return`
+# stays visible.
 
 # %%
 #@save
@@ -324,16 +331,16 @@ print('words:', min(lengths), 'to', max(lengths))
 # %% [markdown]
 # ## A perfect reader
 #
-# Does a view of at most 29 words still determine the edit? We write the rule down that a perfect reader would use and try it on all
-# tasks, with fresh names each.
+# Does a view of at most 29 words still determine the edit? We write the rule down that a perfect reader would
+# use and try it on all tasks, with fresh names each.
 
 # %%
 #@save
 def infer_op(source):
     """The edit that repairs `source`, found by looking at it; None if it looks right."""
     view = compact_source(source)
-    signs = {'fix_comparison': r'[<>]=', 'fix_boundary': r'- 1 :', 'fix_operator': r'-=', 'fix_init': r'^\w+ = 1',
-             'fix_return': r'return \w+ end$'}
+    signs = {'fix_comparison': r'[<>]=', 'fix_boundary': r'- 1 :', 'fix_operator': r'-=',
+             'fix_init': r'^\w+ = 1', 'fix_return': r'return \w+ end$'}
     return next((op for op, sign in signs.items() if re.search(sign, view)), None)
 
 
@@ -344,9 +351,9 @@ print(sum(hits), 'of', len(hits), 'tasks told by reading; a right function gives
 # %% [markdown]
 # ## What was seen
 #
-# Five toggles make and repair all bugs of a grid of 30 tasks; 20 are for training and 10 held out, two an edit, so the best
-# blind edit repairs 2 of 10. A view of 23 to 29 words tells the right edit on all 30. Section 4.1 executes the tests and shows that
-# exactly one edit passes them.
+# Five toggles make and repair all bugs of a grid of 30 tasks; 20 are for training and 10 held out, two an
+# edit, so the best blind edit repairs 2 of 10. A view of 23 to 29 words tells the right edit on all 30.
+# Section 4.1 executes the tests and shows that exactly one edit passes them.
 #
-# **Try it.** Remove `0` from the hidden inputs and look at section 4.1 again: which bugs can then be repaired in two ways?
-# Write a sixth toggle, say `a[i]` to `i`, and a rule for it in `infer_op`.
+# **Try it.** Remove `0` from the hidden inputs and look at section 4.1 again: which bugs can then be repaired
+# in two ways? Write a sixth toggle, say `a[i]` to `i`, and a rule for it in `infer_op`.

@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 3.1 Give every word one token
 #
-# A policy writes tokens, a tool reads text. If the way from tokens to text and back is not one to one, training can look at
-# tokens that were never sampled; section 5.4 shows how that goes wrong. Our tokenizer has one token for each word, so the way back
-# is unique. We will see the whole vocabulary, a round trip, and what happens to a word that is not in it.
+# A policy writes tokens, a tool reads text. If the way from tokens to text and back is not one to one,
+# training can look at tokens that were never sampled; section 5.4 shows how that goes wrong. Our tokenizer
+# has one token for each word, so the way back is unique. We will see the whole vocabulary, a round trip, and
+# what happens to a word that is not in it.
 
 # %%
 #@save tokenizer
@@ -28,22 +29,23 @@ from agentrl.tasks import EDIT_OPS, NAME_POOL, apply_op, compact_source
 # %% [markdown]
 # ## The words of the gym
 #
-# Everything that prompts, calls and observations can say is known beforehand. (A few words, the digits among them, wait for variants of the
-# environment in chapter 12: a vocabulary that grows later would change every policy.) Six markers give an episode its shape: padding, the
-# beginning, and brackets around a call and around an observation.
+# Everything that prompts, calls and observations can say is known beforehand. (A few words, the digits among
+# them, wait for variants of the environment in chapter 12: a vocabulary that grows later would change every
+# policy.) Six markers give an episode its shape: padding, the beginning, and brackets around a call and
+# around an observation.
 
 # %%
 #@save
 PAD, BOS, CALL, CALL_END, OBS, OBS_END = MARKERS = ('<pad>', '<bos>', '<call>', '</call>', '<obs>', '</obs>')
 TOOLS = ('read', 'test', 'edit', 'submit')
-OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no', 'edits',
-                     'turns', 'left', '...', *'0123456789')
+OBSERVATION_WORDS = ('visible', 'tests', 'pass', 'fail', 'applied', 'error', 'malformed', 'call', 'no',
+                     'edits', 'turns', 'left', '...', *'0123456789')
 
 # %% [markdown]
 # ## The tokenizer
 #
-# A bijection between words and numbers. A word that it does not know is an error that names the word: a silent `<unk>` would let a
-# task with a typing error train for hours.
+# A bijection between words and numbers. A word that it does not know is an error that names the word: a
+# silent `<unk>` would let a task with a typing error train for hours.
 
 # %%
 #@save
@@ -55,7 +57,8 @@ class Tokenizer:
     def __post_init__(self):
         object.__setattr__(self, 'stoi', {word: n for n, word in enumerate(self.itos)})
         if len(self.stoi) < len(self.itos):
-            raise ValueError(f'vocabulary holds a word twice: {sorted(w for w in self.stoi if self.itos.count(w) > 1)}')
+            raise ValueError('vocabulary holds a word twice: '
+                             f'{sorted(w for w in self.stoi if self.itos.count(w) > 1)}')
 
     def __len__(self):
         return len(self.itos)
@@ -94,13 +97,14 @@ except ValueError as error:
 # %% [markdown]
 # ## Built from the tasks
 #
-# The words of source code are collected from the tasks themselves, with every edit applied once and twice (an agent may make
-# a function worse). Words are kept in a fixed order, so the same tasks always give the same ids.
+# The words of source code are collected from the tasks themselves, with every edit applied once and twice (an
+# agent may make a function worse). Words are kept in a fixed order, so the same tasks always give the same
+# ids.
 
 # %%
 #@save
 def build_tokenizer(tasks):
-    """The tokenizer that knows all words of the gym and of `tasks` (issues, sources, and sources after any edit)."""
+    """The tokenizer of all words of the gym and of `tasks` (issues, and sources before and after edits)."""
     words = list(MARKERS + TOOLS + tuple(EDIT_OPS) + OBSERVATION_WORDS + NAME_POOL)
     for task in tasks:
         words += task.issue.split()
@@ -120,8 +124,8 @@ print(' '.join(tok.itos))
 # %% [markdown]
 # ## The way back
 #
-# Decoding and encoding again must give the same ids, for any ids at all: there is only one way to cut a text at its
-# spaces. We try it on every task and on random ids that no task would write.
+# Decoding and encoding again must give the same ids, for any ids at all: there is only one way to cut a text
+# at its spaces. We try it on every task and on random ids that no task would write.
 
 # %%
 import torch
@@ -138,8 +142,8 @@ print(tok.encode('<call> edit fix_init </call>'))
 # %% [markdown]
 # ## What was seen
 #
-# The gym speaks fewer than a hundred words, each with one id, and no sequence of ids has two texts or the reverse. A word from outside
-# is refused by name.
+# The gym speaks fewer than a hundred words, each with one id, and no sequence of ids has two texts or the
+# reverse. A word from outside is refused by name.
 #
-# **Try it.** Give a task the issue `please mend the function f .` and encode it; then build the tokenizer from a list that
-# contains this task.
+# **Try it.** Give a task the issue `please mend the function f .` and encode it; then build the tokenizer
+# from a list that contains this task.

@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 3.2 Build TinyAgent and read each token once
 #
-# The policy is a small decoder-only transformer. To write one token it must look at all earlier ones; done naively, an episode of
-# T tokens costs T forward passes over up to T tokens. A key/value cache makes each token pass through the network once. We
-# build both, on numbers small enough to print, and see that they give the same logits to rounding.
+# The policy is a small decoder-only transformer. To write one token it must look at all earlier ones; done
+# naively, an episode of T tokens costs T forward passes over up to T tokens. A key/value cache makes each
+# token pass through the network once. We build both, on numbers small enough to print, and see that they give
+# the same logits to rounding.
 
 # %%
 #@save model
@@ -30,11 +31,13 @@ from torch import nn
 # %% [markdown]
 # ## One block
 #
-# Pre-norm, as in GPT-2 (Radford et al. 2019), with ReLU in place of GELU, which costs a tenth of a training step. The keys have no bias: softmax ignores a constant added to all scores of a query, so the true
-# gradient of that bias is zero, and Adam would turn its rounding noise into full-sized steps.
+# Pre-norm, as in GPT-2 (Radford et al. 2019), with ReLU in place of GELU, which costs a tenth of a training
+# step. The keys have no bias: softmax ignores a constant added to all scores of a query, so the true gradient
+# of that bias is zero, and Adam would turn its rounding noise into full-sized steps.
 #
-# The block does not know where its keys come from. It hands queries, keys and values to a function `attend`; everything else in it acts on
-# each token alone, so it works on a padded batch [B, T, d] as well as on a bag of tokens [N, d].
+# The block does not know where its keys come from. It hands queries, keys and values to a function `attend`;
+# everything else in it acts on each token alone, so it works on a padded batch [B, T, d] as well as on a bag
+# of tokens [N, d].
 
 # %%
 #@save
@@ -47,7 +50,8 @@ class Block(nn.Module):
         self.query, self.value = nn.Linear(d, d, dtype=dtype), nn.Linear(d, d, dtype=dtype)
         self.key = nn.Linear(d, d, bias=False, dtype=dtype)
         self.out = nn.Linear(d, d, dtype=dtype)
-        self.mlp = nn.Sequential(nn.Linear(d, d_mlp, dtype=dtype), nn.ReLU(), nn.Linear(d_mlp, d, dtype=dtype))
+        self.mlp = nn.Sequential(nn.Linear(d, d_mlp, dtype=dtype), nn.ReLU(),
+                                 nn.Linear(d_mlp, d, dtype=dtype))
 
     def forward(self, x, attend):
         h = self.norm1(x)
@@ -58,8 +62,8 @@ class Block(nn.Module):
 # %% [markdown]
 # ## Attention in training: all rows start at 0
 #
-# With whole episodes in a batch, `is_causal=True` says all there is to say. Padding at the right of a row is never seen by a real token, which
-# stands before it.
+# With whole episodes in a batch, `is_causal=True` says all there is to say. Padding at the right of a row is
+# never seen by a real token, which stands before it.
 
 # %%
 #@save
@@ -85,9 +89,10 @@ def attend_causally(n_heads):
 # %% [markdown]
 # ## Attention in sampling: rows stand at different places
 #
-# One row of a batch may have just received an observation of 28 tokens, another is in the middle of a call. We lay the *new* tokens of all
-# rows end to end, N in number, and note for each its row and its position. Keys and values go into the cache at (row, position); queries are
-# spread out to [R, n] for attention and gathered again. A query at position p sees the keys of its row up to p, nothing later.
+# One row of a batch may have just received an observation of 28 tokens, another is in the middle of a call.
+# We lay the *new* tokens of all rows end to end, N in number, and note for each its row and its position.
+# Keys and values go into the cache at (row, position); queries are spread out to [R, n] for attention and
+# gathered again. A query at position p sees the keys of its row up to p, nothing later.
 
 # %%
 #@save
@@ -111,7 +116,7 @@ class KVCache:
 #@save
 @dataclass
 class NewTokens:
-    """New tokens of all rows laid end to end: ids, row, offset within the row's news, position [N]; mask [R, 1, n, width]."""
+    """All rows' new tokens end to end: ids, row, offset in its news, position [N]; mask [R, 1, n, width]."""
     ids: torch.Tensor
     row: torch.Tensor
     offset: torch.Tensor
@@ -120,7 +125,7 @@ class NewTokens:
 
 
 def lay_out(new_ids, lengths):
-    """NewTokens of a list of lists of ids (some may be empty), for rows that have read `lengths` [R] tokens."""
+    """NewTokens of a list of ids a row (some may be empty), for rows that have read `lengths` [R] tokens."""
     n_new = torch.tensor([len(ids) for ids in new_ids])                           # [R]
     row = torch.arange(len(new_ids)).repeat_interleave(n_new)                     # [N]
     offset = torch.arange(len(row)) - (n_new.cumsum(0) - n_new)[row]              # [N]
@@ -136,13 +141,13 @@ print('row     ', new.row.tolist(), '\nposition', new.position.tolist())
 print(new.mask[:, 0].int().tolist())
 
 # %% [markdown]
-# Row 0 has read one token and gets two: they stand at positions 1 and 2 and see two and three keys. Row 1 waits. Row 2 gets one, at
-# position 2.
+# Row 0 has read one token and gets two: they stand at positions 1 and 2 and see two and three keys. Row 1
+# waits. Row 2 gets one, at position 2.
 
 # %%
 #@save
 def attend_to_cache(kv, new, n_heads):
-    """Attention of new tokens over one layer's cache kv [2, R, H, width, d/H], into which their keys and values go first."""
+    """Attention over a layer's cache kv [2, R, H, width, d/H]; keys and values of new tokens go in first."""
     n_rows, _, n, width = new.mask.shape
 
     def attend(q, k, v):                                                          # each [N, d]
@@ -163,9 +168,9 @@ def attend_to_cache(kv, new, n_heads):
 # %%
 #@save
 class TinyAgent(nn.Module):
-    """Decoder-only transformer policy over `vocab_size` words and at most `max_len` tokens, on the CPU in float64."""
-
-    def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256, dtype=torch.float64, seed=0):
+    """Decoder-only transformer policy: `vocab_size` words, up to `max_len` tokens, on the CPU in float64."""
+    def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256,
+                 dtype=torch.float64, seed=0):
         super().__init__()
         check_heads(d, n_heads)
         self.max_len, self.vocab_size, self.n_heads = max_len, vocab_size, n_heads
@@ -191,7 +196,7 @@ class TinyAgent(nn.Module):
 
     @torch.no_grad()
     def extend(self, new_ids, cache):
-        """Read new ids (a list for each row, some empty); logits [R', V] of the rows that got some, and the cache."""
+        """Read new ids (a list a row, some empty); logits [R', V] of rows that got some, and the cache."""
         new = lay_out(new_ids, cache.lengths)
         cache = cache.widen(new.mask.shape[-1])
         check_ids(self, new.ids, new.mask.shape[-1])
@@ -204,13 +209,14 @@ class TinyAgent(nn.Module):
 
 
 # %% [markdown]
-# Three helpers complete it. Weights come from an explicit generator, with the residual branches scaled down by the depth as in GPT-2
-# (Radford et al. 2019). Ids that do not fit are refused here, where the message can still say what to do.
+# Three helpers complete it. Weights come from an explicit generator, with the residual branches scaled down
+# by the depth as in GPT-2 (Radford et al. 2019). Ids that do not fit are refused here, where the message can
+# still say what to do.
 
 # %%
 #@save
 def init_weights(model, rng):
-    """Normal weights of standard deviation 0.02 to 0.12 by width, residual outputs divided by sqrt(2 layers), zero biases."""
+    """Normal weights, deviation 0.02 to 0.12 by width, residual outputs over sqrt(2 layers); zero biases."""
     residual = {id(m) for block in model.blocks for m in (block.out, block.mlp[2])}
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -231,8 +237,8 @@ def check_heads(d, n_heads):
 def check_ids(model, ids, length):
     """ValueError if the batch is longer than the context or holds a word the model has no row for."""
     if length > model.max_len:
-        raise ValueError(f'{length} tokens do not fit into the context of {model.max_len}; shorten the episode or '
-                         'build TinyAgent with a larger max_len')
+        raise ValueError(f'{length} tokens do not fit into the context of {model.max_len}; '
+                         'shorten the episode or build TinyAgent with a larger max_len')
     if ids.numel() and int(ids.max()) >= model.vocab_size:
         raise ValueError(f'token id {int(ids.max())} is outside the vocabulary of {model.vocab_size} words; '
                          'build TinyAgent(len(tok)) from the tokenizer that made these ids')
@@ -247,12 +253,14 @@ from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
 
 n_words = len(build_tokenizer(make_tasks('all')))
-print(sum(p.numel() for p in TinyAgent(n_words).parameters()), 'parameters with the', n_words, 'words of the gym')
+n_parameters = sum(p.numel() for p in TinyAgent(n_words).parameters())
+print(n_parameters, 'parameters with the', n_words, 'words of the gym')
 
 # %% [markdown]
 # ## Both forms agree
 #
-# We read row 0 in steps of 3, 1 and 2 tokens and row 1 in steps of 1, 3 and 2, and compare each logit with the full forward pass.
+# We read row 0 in steps of 3, 1 and 2 tokens and row 1 in steps of 1, 3 and 2, and compare each logit with
+# the full forward pass.
 
 # %%
 full, cache, read = tiny(ids), tiny.empty_cache(2), torch.zeros(2, dtype=torch.long)
@@ -266,8 +274,8 @@ for n_new in (torch.tensor([3, 1]), torch.tensor([1, 3]), torch.tensor([2, 2])):
 # %% [markdown]
 # ## Log-probabilities of what was written
 #
-# Training needs the log-probability of each token given what stands before it. The logits at position t speak of token t+1, so T tokens
-# have T−1 of them. `selected_log_probs` picks; `sequence_log_probs` does all of it.
+# Training needs the log-probability of each token given what stands before it. The logits at position t speak
+# of token t+1, so T tokens have T−1 of them. `selected_log_probs` picks; `sequence_log_probs` does all of it.
 
 # %%
 #@save
@@ -301,8 +309,9 @@ for bad in (torch.zeros(1, 9, dtype=torch.long), torch.tensor([[7]])):
 # %% [markdown]
 # ## What was seen
 #
-# A transformer of 153,536 parameters (the book's has 158 thousand, with a larger vocabulary) whose cached form, fed with any number of tokens a row, gives the logits of the full forward
-# pass to within 1e-12. From now on sampling reads each token once.
+# A transformer of 153,536 parameters (the book's has 158 thousand, with a larger vocabulary) whose cached
+# form, fed with any number of tokens a row, gives the logits of the full forward pass to within 1e-12. From
+# now on sampling reads each token once.
 #
-# **Try it.** Give the keys a bias and look at its gradient after a backward pass. Or widen the cache with `nan` instead of zero and
-# explain why a masked key can still do harm.
+# **Try it.** Give the keys a bias and look at its gradient after a backward pass. Or widen the cache with
+# `nan` instead of zero and explain why a masked key can still do harm.

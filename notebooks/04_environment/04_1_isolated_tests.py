@@ -300,8 +300,8 @@ print(_prepare('x = 1'), _prepare('def f(:'))
 # %% [markdown]
 # The tests' half of the key is a text too. A memo that is keyed by the values themselves would take
 # `((1,), 1)` and `((True,), True)` for the same test, since they are equal and have the same hash. The limits
-# sent along are the second fence, on Unix: file size and memory hold between two looks, and processor time ends
-# even a child whose watching parent was killed.
+# sent along are the second fence, on Unix: file size and memory hold between two looks, and processor time
+# ends even a child whose watching parent was killed.
 
 # %%
 #@save

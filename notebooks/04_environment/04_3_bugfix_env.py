@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 4.3 Let an agent act: the BugFix environment
 #
-# Here a task becomes a place to act in. The agent sees an issue, makes calls (`read`, `test`, `edit`, `submit`), gets an
-# observation for each, and is paid at the end. The environment speaks Gymnasium's interface and passes its checker. We will
-# walk through an episode by hand and throw rubbish at it: any string is at worst a wasted turn.
+# Here a task becomes a place to act in. The agent sees an issue, makes calls (`read`, `test`, `edit`,
+# `submit`), gets an observation for each, and is paid at the end. The environment speaks Gymnasium's
+# interface and passes its checker. We will walk through an episode by hand and throw rubbish at it: any
+# string is at worst a wasted turn.
 
 # %%
 #@save environment
@@ -34,8 +35,9 @@ from agentrl.tokenizer import CALL, CALL_END, TOOLS
 # %% [markdown]
 # ## Reading a call
 #
-# A call is `<call> tool </call>`, or `<call> edit NAME </call>`. Everything else a policy may write, from a missing bracket to
-# an edit of unknown name, is *malformed*: not an exception, since the policy is supposed to make such errors while it learns.
+# A call is `<call> tool </call>`, or `<call> edit NAME </call>`. Everything else a policy may write, from a
+# missing bracket to an edit of unknown name, is *malformed*: not an exception, since the policy is supposed
+# to make such errors while it learns.
 
 # %%
 #@save
@@ -50,14 +52,17 @@ def parse_call(text):
 
 
 # %%
-for text in ('<call> read </call>', '<call> edit fix_init </call>', '<call> edit </call>', '<call> rm -rf </call>', ''):
+texts = ('<call> read </call>', '<call> edit fix_init </call>', '<call> edit </call>',
+         '<call> rm -rf </call>', '')
+for text in texts:
     print(f'{text!r:32} {parse_call(text)}')
 
 # %% [markdown]
 # ## What each call does
 #
-# One small function for each tool. It changes the environment's state, counts itself in `info`, and returns the observation. `info`
-# counts what the agent did, and all statistics in this book come from it alone, not from reading tokens.
+# One small function for each tool. It changes the environment's state, counts itself in `info`, and returns
+# the observation. `info` counts what the agent did, and all statistics in this book come from it alone, not
+# from reading tokens.
 
 # %%
 #@save
@@ -99,9 +104,10 @@ ACTIONS = {'read': do_read, 'test': do_test, 'edit': do_edit, 'submit': do_submi
 # %% [markdown]
 # ## The environment
 #
-# `terminated` means that the agent ended the episode by `submit`; `truncated` means that it was cut off, by the turn budget or by whatever
-# runs the agent (a full context: method `cut`). The two are never mixed: what a cut-off episode *would have* been worth is
-# an open question, what a finished one was worth is not (Pardo et al. 2018).
+# `terminated` means that the agent ended the episode by `submit`; `truncated` means that it was cut off, by
+# the turn budget or by whatever runs the agent (a full context: method `cut`). The two are never mixed: what
+# a cut-off episode *would have* been worth is an open question, what a finished one was worth is not (Pardo
+# et al. 2018).
 
 # %%
 #@save
@@ -126,7 +132,7 @@ def random_task(np_random):
 # %%
 #@save
 class BugFixEnv(gym.Env):
-    """Repair one function by calls in text; `reset(options={'task': t, 'max_turns': n})` sets both for one episode.
+    """Repair a function by text calls; `reset(options={'task': t, 'max_turns': n})` sets both for an episode.
 
     info: submitted, hidden_pass, stop (None while running, else one of STOPS), and the COUNTS.
     """
@@ -169,8 +175,8 @@ class BugFixEnv(gym.Env):
 # %% [markdown]
 # ## Two budgets
 #
-# The book's agent has six turns and *one* edit. Without the second limit one could try all five edits and let `test` decide; with it,
-# one has to read first.
+# The book's agent has six turns and *one* edit. Without the second limit one could try all five edits and let
+# `test` decide; with it, one has to read first.
 
 # %%
 #@save
@@ -206,8 +212,8 @@ print(info)
 pd.DataFrame(rows, columns=['call', 'observation', 'reward', 'terminated', 'truncated', 'stop'])
 
 # %% [markdown]
-# Six turns were used, but the sixth *submitted*: the episode is terminated, not truncated. Were the sixth another test, it
-# would be truncated, with reward 0.
+# Six turns were used, but the sixth *submitted*: the episode is terminated, not truncated. Were the sixth
+# another test, it would be truncated, with reward 0.
 #
 # ## Gymnasium agrees
 #
@@ -226,8 +232,8 @@ print('check_env passed,', len(caught), 'warning(s)')
 # %% [markdown]
 # ## Rubbish in, a lost turn out
 #
-# Random words of the gym's own vocabulary, brackets at random places, and random characters: every one costs one turn, and the
-# environment stands.
+# Random words of the gym's own vocabulary, brackets at random places, and random characters: every one costs
+# one turn, and the environment stands.
 
 # %%
 from agentrl.tokenizer import build_tokenizer
@@ -245,8 +251,9 @@ print(pd.Series(stops).value_counts())
 # %% [markdown]
 # ## Keeping a log
 #
-# `LoggedEnv` wraps an environment and appends the final `info` of every episode to a list. `log_by_step` cuts that list into training
-# steps, so that any quantity of `info` can be drawn against time without touching the training loop.
+# `LoggedEnv` wraps an environment and appends the final `info` of every episode to a list. `log_by_step` cuts
+# that list into training steps, so that any quantity of `info` can be drawn against time without touching the
+# training loop.
 
 # %%
 #@save
@@ -292,7 +299,8 @@ for step, infos in enumerate(log_by_step([{'episodes': 1}, {'episodes': 2}], log
 # ## Wrong input
 
 # %%
-for attempt in (lambda: EditBudgetEnv(max_turns=0), lambda: EditBudgetEnv(reward='hiden'), lambda: env.cut('bored')):
+for attempt in (lambda: EditBudgetEnv(max_turns=0), lambda: EditBudgetEnv(reward='hiden'),
+                lambda: env.cut('bored')):
     try:
         attempt()
     except ValueError as error:
@@ -301,8 +309,8 @@ for attempt in (lambda: EditBudgetEnv(max_turns=0), lambda: EditBudgetEnv(reward
 # %% [markdown]
 # ## What was seen
 #
-# An episode of six calls was repaired and paid 1.0; Gymnasium's checker passed; 200 episodes of rubbish all ended by their turn budget,
-# with six turns and six malformed calls each.
+# An episode of six calls was repaired and paid 1.0; Gymnasium's checker passed; 200 episodes of rubbish all
+# ended by their turn budget, with six turns and six malformed calls each.
 #
-# **Try it.** Set `max_edits=None` and write a blind agent that tries edits until `test` says `pass`. How often does it pass the hidden
-# tests, and how many turns does it need?
+# **Try it.** Set `max_edits=None` and write a blind agent that tries edits until `test` says `pass`. How
+# often does it pass the hidden tests, and how many turns does it need?

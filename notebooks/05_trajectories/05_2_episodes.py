@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 5.2 Keep a record of who wrote each token
 #
-# A multi-turn episode is one row of tokens with several authors: the prompt, the policy, the tools, and the template between
-# them. Only the policy's tokens are actions. This section builds the record that keeps them apart, with the very ids that were sampled, the
-# log-probabilities at which they were sampled, and a mask over *predicted* positions. All of training rests on it.
+# A multi-turn episode is one row of tokens with several authors: the prompt, the policy, the tools, and the
+# template between them. Only the policy's tokens are actions. This section builds the record that keeps them
+# apart, with the very ids that were sampled, the log-probabilities at which they were sampled, and a mask
+# over *predicted* positions. All of training rests on it.
 
 # %%
 #@save episodes
@@ -30,12 +31,13 @@ from agentrl.tokenizer import BOS, OBS, OBS_END
 # %% [markdown]
 # ## Owners
 #
-# Every token has an owner and a turn. The prompt has turn −1; call k and the observation that answers it have turn k.
+# Every token has an owner and a turn. The prompt has turn −1; call k and the observation that answers it have
+# turn k.
 
 # %%
 #@save
 OWNER = {'template': 0, 'prompt': 1, 'policy': 2, 'tool': 3}
-MAX_CALL_TOKENS = 6                                                     # a call that is longer is cut, and malformed
+MAX_CALL_TOKENS = 6                                                     # longer calls are cut, and malformed
 
 # %%
 #@save
@@ -63,11 +65,12 @@ print(row.ids, row.owner, row.turn)
 # %% [markdown]
 # ## An episode that grows
 #
-# `Episode` joins an environment, which speaks text, to a policy, which speaks ids. `act` takes the ids of a call, keeps them as they are
-# (they are never encoded again from text), lets the environment answer, and appends the answer.
+# `Episode` joins an environment, which speaks text, to a policy, which speaks ids. `act` takes the ids of a
+# call, keeps them as they are (they are never encoded again from text), lets the environment answer, and
+# appends the answer.
 #
-# An episode whose context cannot hold another call is cut, with stop `context`. An observation that fills the context exactly is
-# kept. After the last call nothing is appended: nothing would be conditioned on it.
+# An episode whose context cannot hold another call is cut, with stop `context`. An observation that fills the
+# context exactly is kept. After the last call nothing is appended: nothing would be conditioned on it.
 
 # %%
 #@save
@@ -81,10 +84,11 @@ class Episode(TokenRow):
         self.actions, self.reward, self.done = [], 0.0, False
         self.append(-1, ('template', tok.encode(BOS)), ('prompt', tok.encode(issue)))
         if (needed := len(self.ids) + MAX_CALL_TOKENS) > max_len:
-            raise ValueError(f'max_len={max_len} is too short for a prompt and one call; use at least {needed}')
+            raise ValueError(f'max_len={max_len} is too short for a prompt and one call; '
+                             f'use at least {needed}')
 
     def act(self, call_ids, call_logp):
-        """Make the call with these ids, sampled at these log-probabilities, and append what the environment answers."""
+        """Make the call of these ids, sampled at these log-probabilities; append the environment's answer."""
         if self.done:
             raise RuntimeError(f"the episode has ended ({self.info['stop']}); start a new Episode")
         turn = len(self.actions)
@@ -124,15 +128,16 @@ print(episode.actions, episode.reward, episode.done)
 # %% [markdown]
 # ## A trajectory for training
 #
-# A model predicts token t+1 from the tokens up to t, so a row of T tokens has T−1 predicted positions, and column t of
-# `action_mask` and `logp` speaks of token t+1. The mask is true exactly where the policy wrote the token, *including* the token that ends
-# the call: to stop is a decision like any other, and without credit for it a policy never learns when to.
+# A model predicts token t+1 from the tokens up to t, so a row of T tokens has T−1 predicted positions, and
+# column t of `action_mask` and `logp` speaks of token t+1. The mask is true exactly where the policy wrote
+# the token, *including* the token that ends the call: to stop is a decision like any other, and without
+# credit for it a policy never learns when to.
 
 # %%
 #@save
 @dataclass
 class Trajectory:
-    """A finished episode: ids [T], action_mask [T-1], logp [T-1] (at sampling), reward, info, owner [T], turn [T]."""
+    """A finished episode: ids, owner, turn [T]; action_mask, logp (at sampling) [T-1]; reward and info."""
     ids: torch.Tensor
     action_mask: torch.Tensor
     logp: torch.Tensor
@@ -166,8 +171,8 @@ def make_trajectory(episode):
 
 
 # %% [markdown]
-# The trajectory shows itself, coloured by owner; point at a token to see its turn, its mask and its log-probability. In a
-# terminal the same object prints as text.
+# The trajectory shows itself, coloured by owner; point at a token to see its turn, its mask and its
+# log-probability. In a terminal the same object prints as text.
 
 # %%
 trajectory = make_trajectory(episode)
@@ -186,7 +191,8 @@ print(int(trajectory.action_mask.sum()), 'kept:', tok.decode(kept.tolist()))
 # %% [markdown]
 # ## A batch
 #
-# Rows of unequal length are padded at the right. Padding has mask 0, owner −1 and turn −1, so no statistic can count it.
+# Rows of unequal length are padded at the right. Padding has mask 0, owner −1 and turn −1, so no statistic
+# can count it.
 
 # %%
 #@save
@@ -225,9 +231,10 @@ print(batch['action_mask'].sum(1).tolist(), 'actions, rewards', batch['reward'].
 # %% [markdown]
 # ## Buckets of similar length
 #
-# Episodes end when they like, so a batch may hold rows of 10 and of 200 tokens, and most of what it computes is padding. `length_buckets`
-# sorts the rows and cuts the batch into pieces, each padded only to its own longest row. Sums over a batch may be taken piece by piece;
-# that this leaves the gradient as it was is the point of section 6.2.
+# Episodes end when they like, so a batch may hold rows of 10 and of 200 tokens, and most of what it computes
+# is padding. `length_buckets` sorts the rows and cuts the batch into pieces, each padded only to its own
+# longest row. Sums over a batch may be taken piece by piece; that this leaves the gradient as it was is the
+# point of section 6.2.
 
 # %%
 #@save
@@ -251,8 +258,8 @@ for rows in length_buckets(batch['length'], size=1):
 # %% [markdown]
 # ## The edge of the context
 #
-# How long must the context be for this episode's first observation to be kept, and for a second call to fit? We try every length around
-# the edge. The prompt has 7 tokens, the call 3, the observation 27.
+# How long must the context be for this episode's first observation to be kept, and for a second call to fit?
+# We try every length around the edge. The prompt has 7 tokens, the call 3, the observation 27.
 
 # %%
 import pandas as pd
@@ -267,8 +274,8 @@ pd.DataFrame(rows, columns=['max_len', 'tokens', 'done', 'stop'])
 # %% [markdown]
 # ## What was seen
 #
-# An episode of 47 tokens with 10 actions; a batch in which padding has no owner; and a context of 37 tokens that an
-# observation fills to the last place. With 43 a second call fits.
+# An episode of 47 tokens with 10 actions; a batch in which padding has no owner; and a context of 37 tokens
+# that an observation fills to the last place. With 43 a second call fits.
 #
-# **Try it.** Make `Episode` write an observation after the last call too. Which numbers of this section change, and does any
-# later policy token see it?
+# **Try it.** Make `Episode` write an observation after the last call too. Which numbers of this section
+# change, and does any later policy token see it?

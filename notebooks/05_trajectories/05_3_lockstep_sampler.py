@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 5.3 Sample many episodes in lockstep, and get the same tokens whatever the batch
 #
-# One episode at a time wastes the machine; a batch of episodes makes them depend on each other unless one is careful. This section samples
-# in batches such that an episode's tokens depend on its task, the policy, and its own row of random numbers, and on nothing else. We
-# write it twice, with a full forward pass for every token and with the cache of section 3.2, and see the same tokens come out.
+# One episode at a time wastes the machine; a batch of episodes makes them depend on each other unless one is
+# careful. This section samples in batches such that an episode's tokens depend on its task, the policy, and
+# its own row of random numbers, and on nothing else. We write it twice, with a full forward pass for every
+# token and with the cache of section 3.2, and see the same tokens come out.
 
 # %%
 #@save sampling
@@ -31,14 +32,15 @@ from agentrl.tasks import randomize_names
 # %% [markdown]
 # ## One token from one uniform
 #
-# `torch.multinomial` draws from a generator that all rows share, so one finished row would shift the luck of all others. We use the
-# inverse of the cumulative distribution instead: with $u$ uniform on $[0, 1)$, take the first token whose cumulative probability exceeds
-# $u$. The returned log-probability is that of the distribution we sampled from, *after* the temperature.
+# `torch.multinomial` draws from a generator that all rows share, so one finished row would shift the luck of
+# all others. We use the inverse of the cumulative distribution instead: with $u$ uniform on $[0, 1)$, take
+# the first token whose cumulative probability exceeds $u$. The returned log-probability is that of the
+# distribution we sampled from, *after* the temperature.
 
 # %%
 #@save
 def sample_next(logits, temperature, noise):
-    """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids [B], log-probabilities [B]."""
+    """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids, log-probabilities [B]."""
     if temperature <= 0:
         raise ValueError(f'temperature={temperature} must be > 0')
     scaled = logits / temperature                                                 # [B, V]
@@ -54,8 +56,8 @@ for u in (0.0, 0.49, 0.5, 0.74, 0.75, 0.99):
     print(u, '->', token.item(), round(logp.exp().item(), 3))
 
 # %% [markdown]
-# Over many uniforms the tokens appear as often as they should, at temperature 1 and, with the distribution squared and normalised, at
-# temperature 0.5.
+# Over many uniforms the tokens appear as often as they should, at temperature 1 and, with the distribution
+# squared and normalised, at temperature 0.5.
 
 # %%
 rng = torch.Generator().manual_seed(0)
@@ -63,13 +65,15 @@ noise = torch.rand(20_000, generator=rng, dtype=torch.float64)
 for temperature in (1.0, 0.5):
     tokens, _ = sample_next(probs.log().expand(20_000, 3), temperature, noise)
     expected = (probs ** (1 / temperature) / (probs ** (1 / temperature)).sum())[0]
-    print(temperature, (tokens.bincount().double() / 20_000).round(decimals=2).tolist(), 'expected', expected.round(decimals=2).tolist())
+    shares = tokens.bincount().double() / 20_000
+    print(temperature, shares.round(decimals=2).tolist(), 'expected', expected.round(decimals=2).tolist())
 
 # %% [markdown]
 # ## What reads the context
 #
-# The loop below needs one thing of a model: "these rows have new tokens; what comes next?" We call it a *reader*. The plain one keeps
-# nothing but the ids and runs a full forward pass of all rows, padded, for every single token.
+# The loop below needs one thing of a model: "these rows have new tokens; what comes next?" We call it a
+# *reader*. The plain one keeps nothing but the ids and runs a full forward pass of all rows, padded, for
+# every single token.
 
 # %%
 #@save
@@ -92,8 +96,8 @@ class PlainReader:
 
 
 # %% [markdown]
-# The cached one feeds only the new tokens. Once a third of its rows has ended, it drops them from the cache: less often would carry
-# dead rows along, more often would copy the cache for each of them.
+# The cached one feeds only the new tokens. Once a third of its rows has ended, it drops them from the cache:
+# less often would carry dead rows along, more often would copy the cache for each of them.
 
 # %%
 #@save
@@ -104,7 +108,7 @@ class CachedReader:
         self.model, self.cache, self.rows = model, model.empty_cache(n_rows), list(range(n_rows))
 
     def next_logits(self, new_ids):
-        """Read {row: new ids}; logits [R, V] after the last token of each of these rows. Others may be forgotten."""
+        """Read {row: new ids}; logits [R, V] after the last token of each row. Others may be forgotten."""
         if len(new_ids) <= len(self.rows) * 2 // 3:
             place = {row: n for n, row in enumerate(self.rows)}
             self.rows = list(new_ids)
@@ -116,14 +120,15 @@ class CachedReader:
 # %% [markdown]
 # ## The lockstep loop
 #
-# In each round every running episode samples one token. An episode whose call has just ended lets its environment answer at once, and
-# in the next round its reader gets the observation together with the end of the call. Uniform number n of an episode's row is used for its
-# n-th sampled token, so two runs of an episode in different company, or in two variants of an environment, use the same luck.
+# In each round every running episode samples one token. An episode whose call has just ended lets its
+# environment answer at once, and in the next round its reader gets the observation together with the end of
+# the call. Uniform number n of an episode's row is used for its n-th sampled token, so two runs of an episode
+# in different company, or in two variants of an environment, use the same luck.
 
 # %%
 #@save
 def run_episodes(reader, episodes, temperature, noise):
-    """Run all episodes to their end, one token each a round; noise [B, N] holds a row of uniforms for each episode."""
+    """Run all episodes to their end, one token each a round; noise [B, N] holds a row of uniforms each."""
     running, calls = dict(enumerate(episodes)), [([], []) for _ in episodes]
     n_sampled = [0] * len(episodes)
     new_ids = {row: episode.ids for row, episode in running.items()}
@@ -139,7 +144,7 @@ def run_episodes(reader, episodes, temperature, noise):
 
 
 def add_token(episode, call, token, logp):
-    """Add a sampled token to an episode's call, and make the call if it has ended; returns the ids not read yet."""
+    """Add a sampled token to a call, and make the call if it has ended; returns the ids not read yet."""
     call[0].append(token)
     call[1].append(logp)
     if token != episode.tok.call_end_id and len(call[0]) < MAX_CALL_TOKENS:
@@ -151,8 +156,8 @@ def add_token(episode, call, token, logp):
 
 
 # %% [markdown]
-# With the table of uniforms drawn once, [episodes × context], a rollout is complete. `reader` decides between the two ways; the result
-# does not depend on it.
+# With the table of uniforms drawn once, [episodes × context], a rollout is complete. `reader` decides between
+# the two ways; the result does not depend on it.
 
 # %%
 #@save
@@ -161,7 +166,8 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
     if len(tok) > model.vocab_size:
         raise ValueError(f'the tokenizer has {len(tok)} words but the model only {model.vocab_size}; '
                          'build TinyAgent(len(tok))')
-    episodes = [Episode(env, task, tok, max_turns, model.max_len) for env, task in zip(envs, tasks, strict=True)]
+    episodes = [Episode(env, task, tok, max_turns, model.max_len)
+                for env, task in zip(envs, tasks, strict=True)]
     noise = torch.rand(len(episodes), model.max_len, generator=generator, dtype=torch.float64)
     run_episodes(reader(model, len(episodes)), episodes, temperature, noise)
     return [make_trajectory(episode) for episode in episodes]
@@ -170,9 +176,9 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
 # %% [markdown]
 # ## Do they agree?
 #
-# An untrained model writes rubbish: six-token calls, all of them malformed, with every word about equally likely, so that a small error in the
-# logits would soon pick another word. Section 5.5 repeats the comparison with a policy that makes real calls. We compare ids, and
-# log-probabilities to rounding.
+# An untrained model writes rubbish: six-token calls, all of them malformed, with every word about equally
+# likely, so that a small error in the logits would soon pick another word. Section 5.5 repeats the comparison
+# with a policy that makes real calls. We compare ids, and log-probabilities to rounding.
 
 # %%
 from agentrl.environment import EditBudgetEnv
@@ -195,7 +201,8 @@ def sample(reader, order=range(8)):
 
 def same(a, b):
     """Equal ids, and log-probabilities within 1e-12."""
-    return all(torch.equal(a[n].ids, b[n].ids) and torch.allclose(a[n].logp, b[n].logp, rtol=0, atol=1e-12) for n in a)
+    return all(torch.equal(a[n].ids, b[n].ids) and torch.allclose(a[n].logp, b[n].logp, rtol=0, atol=1e-12)
+               for n in a)
 
 
 plain, cached = sample(PlainReader), sample(CachedReader)
@@ -209,15 +216,15 @@ cached[0]
 # %% [markdown]
 # ## Groups and steps
 #
-# Training wants several episodes of the same task, a *group*, to compare them with each other. Every episode gets its own names. A training
-# step draws a few tasks without replacement; an evaluation takes all of them.
+# Training wants several episodes of the same task, a *group*, to compare them with each other. Every episode
+# gets its own names. A training step draws a few tasks without replacement; an evaluation takes all of them.
 
 # %%
 #@save
 def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None):
     """`n` (default cfg.group_size) episodes of every task, groups contiguous: list of Trajectory.
 
-    Names are drawn anew for each episode unless `cfg.fresh_names` is False (section 9.4 shows why one wants them fresh).
+    Each episode gets new names unless `cfg.fresh_names` is False (section 9.4 shows why one wants them new).
     """
     copies = [task for task in tasks for _ in range(n or cfg.group_size)]
     named = [randomize_names(task, generator) for task in copies] if cfg.fresh_names else copies
@@ -228,7 +235,8 @@ def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=No
 def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env):
     """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
     if cfg.prompts_per_step > len(tasks):
-        raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than the {len(tasks)} tasks there are')
+        raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than '
+                         f'the {len(tasks)} tasks there are')
     picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
     return sample_groups(policy, [tasks[n] for n in picks], tok, cfg, generator, env_factory)
 
@@ -236,7 +244,8 @@ def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env):
 # %% [markdown]
 # ## What was seen
 #
-# A full forward pass for every token and a cache that reads each token once give the same eight episodes, in any order. Randomness
-# belongs to the episode, not to the batch.
+# A full forward pass for every token and a cache that reads each token once give the same eight episodes, in
+# any order. Randomness belongs to the episode, not to the batch.
 #
-# **Try it.** Replace `sample_next` by `torch.multinomial` with a shared generator and run the cell of the comparisons again.
+# **Try it.** Replace `sample_next` by `torch.multinomial` with a shared generator and run the cell of the
+# comparisons again.

@@ -15,9 +15,11 @@
 # %% [markdown]
 # # 5.5 Start from a policy that mostly fails, in useful ways
 #
-# Reinforcement learning can only make frequent what already happens now and then. A policy with random weights never makes a well-formed
-# call, so it never earns a reward. We therefore clone demonstrations first, on purpose *imperfect* ones: some submit at once, some edit blindly, some
-# dither until the turns are used up, and some read. The result, the RL base, passes about one episode in five. Everything later starts from it.
+# Reinforcement learning can only make frequent what already happens now and then. A policy with random
+# weights never makes a well-formed call, so it never earns a reward. We therefore clone demonstrations first,
+# on purpose *imperfect* ones: some submit at once, some edit blindly, some dither until the turns are used
+# up, and some read. The result, the RL base, passes about one episode in five. Everything later starts from
+# it.
 
 # %%
 #@save base
@@ -34,9 +36,9 @@ from agentrl.tokenizer import CALL, CALL_END, Tokenizer
 # %% [markdown]
 # ## Four habits
 #
-# Each habit is a list of calls for a task. A demonstrator never uses `fix_return`: a task that needs it gets a wrong edit. RL cannot find
-# an action whose probability is near zero in a few steps, so this hole keeps later pass rates near 0.8, as the book's are; section 12.3 shows a
-# run without it.
+# Each habit is a list of calls for a task. A demonstrator never uses `fix_return`: a task that needs it gets
+# a wrong edit. RL cannot find an action whose probability is near zero in a few steps, so this hole keeps
+# later pass rates near 0.8, as the book's are; section 12.3 shows a run without it.
 
 # %%
 #@save
@@ -65,7 +67,7 @@ def edit_blindly(task, edits, rng):
 
 
 def dither(task, edits, rng):
-    """Up to six tests, reads and edits without a plan (after each, one in twenty stops), then submit: often one call too late."""
+    """Up to six calls without a plan (one in twenty is the last), then submit: often one call too late."""
     calls = []
     while len(calls) < 6 and not (calls and chance(0.05, rng)):
         call = choose(('test', 'read', 'edit'), rng, (5.0, 2.0, 3.0))
@@ -74,7 +76,7 @@ def dither(task, edits, rng):
 
 
 def read_and_edit(task, edits, rng):
-    """Read, edit (right nine times in ten, if the right edit is known), test, submit; now and then give up after reading."""
+    """Read, edit (right nine times in ten if known), test, submit; now and then give up after reading."""
     if chance(0.06, rng):
         return ['read', 'submit']
     wrong = [op for op in edits if op != task.edit]
@@ -96,7 +98,7 @@ def spoil(words, rng):
 
 
 def demonstrate(task, habit, tok, edits, rng, malformed=0.01):
-    """The trajectory of a habit on a task, in the real environment; spoiled calls come before the real ones."""
+    """A habit's trajectory on a task, in the real environment; spoiled calls come before the real ones."""
     episode = Episode(EditBudgetEnv(), task, tok, max_turns=12, max_len=256)
     calls = habit(task, edits, rng)
     while calls and not episode.done:
@@ -122,8 +124,8 @@ for habit in HABITS:
 # %% [markdown]
 # ## Cloning
 #
-# The loss is the cross-entropy of the policy's tokens, averaged over them: the policy gradient of the next chapter with advantage 1. Tool and
-# template tokens are masked out, as always.
+# The loss is the cross-entropy of the policy's tokens, averaged over them: the policy gradient of the next
+# chapter with advantage 1. Tool and template tokens are masked out, as always.
 
 # %%
 #@save
@@ -146,12 +148,13 @@ def demonstrations(tasks, habits, tok, edits, n, rng):
     """A batch of n demonstrations: random tasks with fresh names, habits in the given shares."""
     named = [randomize_names(choose(tasks, rng), rng) for _ in range(n)]
     kinds = [choose(list(habits), rng, list(habits.values())) for _ in named]
-    return collate([demonstrate(task, habit, tok, edits, rng) for task, habit in zip(named, kinds, strict=True)], tok.pad_id)
+    return collate([demonstrate(task, habit, tok, edits, rng)
+                    for task, habit in zip(named, kinds, strict=True)], tok.pad_id)
 
 
 # %% [markdown]
-# Two stages. The first shows reading alone, until the policy connects what it sees with the edit that repairs it; a mixture from the start
-# leaves that link at chance. The second mixes the four habits.
+# Two stages. The first shows reading alone, until the policy connects what it sees with the edit that repairs
+# it; a mixture from the start leaves that link at chance. The second mixes the four habits.
 
 # %%
 #@save
@@ -176,8 +179,9 @@ def clone(tok, edits, seed):
 # %% [markdown]
 # ## Made once, kept on disk
 #
-# `make_rl_base` trains on first use, with a progress bar, and keeps the weights in the cache of section 0.3 under everything they
-# depend on. The result is the same on every machine, up to rounding in the last digits of the weights.
+# `make_rl_base` trains on first use, with a progress bar, and keeps the weights in the cache of section 0.3
+# under everything they depend on. The result is the same on every machine, up to rounding in the last digits
+# of the weights.
 
 # %%
 #@save
@@ -197,8 +201,9 @@ def make_rl_base(tok, seed=0, edits=DEMONSTRATED):
 # %% [markdown]
 # ## What the base does
 #
-# A thousand episodes each on train and held-out tasks. The book's base passed 0.17 of its first training batch in 3.64 calls, submitted 0.72 of its
-# episodes, wrote 38 tokens an episode, and 0.019 of its calls were malformed.
+# A thousand episodes each on train and held-out tasks. The book's base passed 0.17 of its first training
+# batch in 3.64 calls, submitted 0.72 of its episodes, wrote 38 tokens an episode, and 0.019 of its calls were
+# malformed.
 
 # %%
 from types import SimpleNamespace
@@ -208,15 +213,16 @@ import pandas as pd
 from agentrl.plotting import save_table
 from agentrl.sampling import sample_groups
 
-cfg = SimpleNamespace(group_size=32, max_turns=6, max_edits=1, temperature=1.0, reward='hidden', step_penalty=0.0,
-                      wrong_submit=0.0, invalid_penalty=0.0, fresh_names=True)
+cfg = SimpleNamespace(group_size=32, max_turns=6, max_edits=1, temperature=1.0, reward='hidden',
+                      step_penalty=0.0, wrong_submit=0.0, invalid_penalty=0.0, fresh_names=True)
 policy = make_rl_base(tok)
 
 
 def describe(policy, split, n):
     """Behaviour of a policy over n episodes of every task of a split."""
     trajs = sample_groups(policy, make_tasks(split), tok, cfg, torch.Generator().manual_seed(1), n=n)
-    infos, actions = pd.DataFrame([traj.info for traj in trajs]), sum(int(traj.action_mask.sum()) for traj in trajs)
+    infos = pd.DataFrame([traj.info for traj in trajs])
+    actions = sum(int(traj.action_mask.sum()) for traj in trajs)
     means = infos[['hidden_pass', 'submitted', 'n_turns', 'n_reads', 'n_tests', 'n_edits']].mean().to_dict()
     return means | {'malformed a call': infos['n_invalid'].sum() / infos['n_turns'].sum(),
                     'tokens': sum(len(traj.ids) for traj in trajs) / len(trajs),
@@ -228,8 +234,8 @@ save_table(base.rename_axis('quantity').reset_index(), '05_5_rl_base')
 base.round(3)
 
 # %% [markdown]
-# Section 5.3 compared the plain and the cached sampler on a policy that writes rubbish. Here is the comparison on real calls of all
-# lengths: forty episodes, the same generator, token for token.
+# Section 5.3 compared the plain and the cached sampler on a policy that writes rubbish. Here is the
+# comparison on real calls of all lengths: forty episodes, the same generator, token for token.
 
 # %%
 from agentrl.sampling import CachedReader, PlainReader, rollout_batch
@@ -248,9 +254,9 @@ print('lengths from', min(len(traj.ids) for traj in plain), 'to', max(len(traj.i
 print('token for token:', all(torch.equal(a.ids, b.ids) for a, b in zip(plain, cached_ones, strict=True)))
 
 # %% [markdown]
-# What does it know, and what does it not? We make it read and look at the probability of each edit after that, averaged over fresh
-# names. Ditherers read too and edit at random all the same, so the right edit is the likeliest but far from certain; and where
-# nothing was demonstrated there is a hole.
+# What does it know, and what does it not? We make it read and look at the probability of each edit after
+# that, averaged over fresh names. Ditherers read too and edit at random all the same, so the right edit is
+# the likeliest but far from certain; and where nothing was demonstrated there is a hole.
 
 # %%
 def edit_probabilities(policy, task, rng, n=16):
@@ -277,13 +283,15 @@ reading_table(policy).round(2)
 # %% [markdown]
 # ## What was seen
 #
-# A base that makes well-formed calls (0.011 malformed), passes 0.176 of held-out episodes, reads in about half of them and leaves a
-# fifth unsubmitted. After reading, the right edit has a probability between 0.52 and 0.77, and 0.0 where no demonstration ever
-# showed it. That is what reinforcement learning has to work with.
+# A base that makes well-formed calls (0.011 malformed), passes 0.176 of held-out episodes, reads in about
+# half of them and leaves a fifth unsubmitted. After reading, the right edit has a probability between 0.52
+# and 0.77, and 0.0 where no demonstration ever showed it. That is what reinforcement learning has to work
+# with.
 #
-# How the mixture was found: an earlier one in which ditherers never stopped before their sixth call held no episode of
-# reading, editing and submitting without a test; training with a cost a call (section 12.3) then kept the test, because the cheaper
-# episode was never sampled. One stop in twenty calls put it within reach. What a policy never does, RL cannot prefer.
+# How the mixture was found: an earlier one in which ditherers never stopped before their sixth call held no
+# episode of reading, editing and submitting without a test; training with a cost a call (section 12.3) then
+# kept the test, because the cheaper episode was never sampled. One stop in twenty calls put it within reach.
+# What a policy never does, RL cannot prefer.
 #
-# **Try it.** Put `test` into only half of the reading demonstrations, train a base with another seed, and run section 12.3 from it. Which of
-# the four arms changes most?
+# **Try it.** Put `test` into only half of the reading demonstrations, train a base with another seed, and run
+# section 12.3 from it. Which of the four arms changes most?

@@ -91,13 +91,13 @@ def expected_reward(theta):
 
 
 p = episode_probs(theta)
-table = pd.DataFrame(EPISODES.numpy(), columns=["action", "observation", "action 2"])
+table = pd.DataFrame(EPISODES.numpy(), columns=['action', 'observation', 'action 2'])
 table.assign(probability=p.numpy().round(4), reward=reward.numpy())
 
 # %%
-print("sum of the probabilities", round(p.sum().item(), 6))
-print("expected reward         ", round(expected_reward(theta).item(), 4))
-print("by hand                 ", round(0.3 * 0.7311 + 0.7 * 0.5, 4), "(a 1 is observed 3 times in 10)")
+print('sum of the probabilities', round(p.sum().item(), 6))
+print('expected reward         ', round(expected_reward(theta).item(), 4))
+print('by hand                 ', round(0.3 * 0.7311 + 0.7 * 0.5, 4), '(a 1 is observed 3 times in 10)')
 
 # %% [markdown]
 # ## Four ways to the gradient
@@ -120,9 +120,9 @@ def finite_differences(f, x, h=1e-5):
 exact = jacobian(expected_reward, theta)  # [3]
 masked = (p * reward) @ score(MASK)
 unmasked = (p * reward) @ score(torch.ones(3, dtype=torch.float64))
-rows = {"autograd of J": exact, "finite differences": finite_differences(expected_reward, theta),
-        "masked estimator": masked, "mask off": unmasked}
-pd.DataFrame({k: v.numpy() for k, v in rows.items()}, index=["bias", "last", "position"]).T.round(4)
+rows = {'autograd of J': exact, 'finite differences': finite_differences(expected_reward, theta),
+        'masked estimator': masked, 'mask off': unmasked}
+pd.DataFrame({k: v.numpy() for k, v in rows.items()}, index=['bias', 'last', 'position']).T.round(4)
 
 # %% [markdown]
 # Three rows agree and the fourth does not; it even disagrees about a sign. Its surplus is the
@@ -130,9 +130,9 @@ pd.DataFrame({k: v.numpy() for k, v in rows.items()}, index=["bias", "last", "po
 # trained this way learns about its environment. Not the truth: it learns the truth *tilted by reward*.
 
 # %%
-print("masked = exact:", torch.allclose(masked, exact, rtol=0, atol=1e-12))
+print('masked = exact:', torch.allclose(masked, exact, rtol=0, atol=1e-12))
 cosine = F.cosine_similarity(unmasked, exact, dim=0).item()
-print("cosine of the unmasked gradient with the exact one:", round(cosine, 3))
+print('cosine of the unmasked gradient with the exact one:', round(cosine, 3))
 
 # %% [markdown]
 # ## What the missing mask trains
@@ -149,9 +149,9 @@ z = torch.zeros(2, dtype=torch.float64, requires_grad=True)
 for _ in range(300):
     (slope,) = torch.autograd.grad((truth * mean_reward * torch.log_softmax(z, 0)).sum(), z)
     z = (z + slope).detach().requires_grad_()
-print("products                                 ", (truth * mean_reward).numpy().round(2))
-print("the environment says pass with probability", truth[1].item())
-print("the model comes to believe               ", round(torch.softmax(z, 0)[1].item(), 3))
+print('products                                 ', (truth * mean_reward).numpy().round(2))
+print('the environment says pass with probability', truth[1].item())
+print('the model comes to believe               ', round(torch.softmax(z, 0)[1].item(), 3))
 
 # %% [markdown]
 # The model becomes an optimist: it expects the answers that came with reward. In an agent the same weights
@@ -175,8 +175,8 @@ def keep_only(x, mask):
 # %%
 x = torch.tensor([[1.0, 2.0, torch.inf], [4.0, torch.nan, torch.nan]], dtype=torch.float64)  # [2, 3]
 mask = torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.float64)
-print("replaced  ", keep_only(x, mask).tolist())
-print("multiplied", (x * mask).tolist())
+print('replaced  ', keep_only(x, mask).tolist())
+print('multiplied', (x * mask).tolist())
 
 # %% [markdown]
 # The mean then divides by the number of kept positions, not by the size of the tensor. A batch in which
@@ -191,8 +191,8 @@ def masked_mean(x, mask):
 
 
 # %%
-print("mean of 1, 2 and 4:", round(masked_mean(x, mask).item(), 4))
-print("nothing kept:      ", masked_mean(x, torch.zeros_like(mask)).item())
+print('mean of 1, 2 and 4:', round(masked_mean(x, mask).item(), 4))
+print('nothing kept:      ', masked_mean(x, torch.zeros_like(mask)).item())
 
 # %% [markdown]
 # The loss is the negative of what we want to climb, averaged over the kept *tokens* of the batch. The
@@ -213,8 +213,8 @@ def reinforce_loss(logp, advantages, mask):
         advantages = advantages[:, None].expand_as(logp)
     if advantages.shape != logp.shape:
         per_token, per_row = list(logp.shape), list(logp.shape[:1])
-        raise ValueError(f"advantages have shape {list(advantages.shape)}; allowed: {per_token} (one a token) "
-                         f"or {per_row} (one a row)")
+        raise ValueError(f'advantages have shape {list(advantages.shape)}; '
+                         f'allowed: {per_token} (one a token) or {per_row} (one a row)')
     return -masked_mean(keep_only(advantages.detach(), mask) * logp, mask)
 
 
@@ -230,7 +230,7 @@ mask = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
 loss = reinforce_loss(logp, torch.tensor([1.0, -0.5], dtype=torch.float64), mask)
 by_hand = -(sum(logp[0, t].item() for t in (0, 2, 3)) - 0.5 * sum(logp[1, t].item() for t in (0, 1))) / 5
 loss.backward()
-print("loss", round(loss.item(), 4), " by hand", round(by_hand, 4))
+print('loss', round(loss.item(), 4), ' by hand', round(by_hand, 4))
 print((logp.grad + 0.0).round(decimals=4))
 
 # %% [markdown]
@@ -244,8 +244,8 @@ drawn = torch.searchsorted(p.cumsum(0), uniform).clamp(max=7)  # [20000]
 parameters = theta.clone().requires_grad_()
 loss = reinforce_loss(token_log_probs(parameters, EPISODES[drawn]), reward[drawn], MASK.expand(20_000, 3))
 (slope,) = torch.autograd.grad(loss, parameters)
-print("exact  ", exact.numpy().round(2))
-print("sampled", (-2 * slope).numpy().round(2))
+print('exact  ', exact.numpy().round(2))
+print('sampled', (-2 * slope).numpy().round(2))
 
 # %% [markdown]
 # ## The end of a call is an action
@@ -271,8 +271,8 @@ def slope_of_end(logit, mask):
 
 
 start = torch.log(torch.tensor(0.2 / 0.8, dtype=torch.float64))
-print("end token kept   ", round(slope_of_end(start, present).item(), 4))
-print("end token dropped", round(slope_of_end(start, present * ~is_end).item(), 4))
+print('end token kept   ', round(slope_of_end(start, present).item(), 4))
+print('end token dropped', round(slope_of_end(start, present * ~is_end).item(), 4))
 
 # %% [markdown]
 # The sign is wrong. The rewarded episode contains a word, which is reinforced, and a stop, which is not; so
@@ -281,13 +281,13 @@ print("end token dropped", round(slope_of_end(start, present * ~is_end).item(), 
 
 # %%
 history = {}
-for name, mask in (("kept", present), ("dropped", present * ~is_end)):
+for name, mask in (('kept', present), ('dropped', present * ~is_end)):
     logit, qs = start, []
     for _ in range(101):
         qs.append(round(torch.sigmoid(logit).item(), 3))
         logit = logit + 10 * slope_of_end(logit, mask)
     history[name] = qs
-pd.DataFrame(history).iloc[[0, 1, 5, 10, 100]].rename_axis("step")
+pd.DataFrame(history).iloc[[0, 1, 5, 10, 100]].rename_axis('step')
 
 # %% [markdown]
 # ## A baseline changes the noise, not the mean
@@ -308,13 +308,13 @@ def mean_and_variance(baseline, mask):
 
 size = (score(MASK) ** 2).sum(1)  # [8]
 best = ((p * reward) @ size / (p @ size)).item()
-baselines = {"none": 0.0, "mean reward": expected_reward(theta).item(), "best constant": best, "bad": 2.0}
+baselines = {'none': 0.0, 'mean reward': expected_reward(theta).item(), 'best constant': best, 'bad': 2.0}
 rows = []
 for name, b in baselines.items():
     mean, variance = mean_and_variance(b, MASK)
     off, _ = mean_and_variance(b, torch.ones(3, dtype=torch.float64))
     rows.append([name, b, mean[1].item(), variance, off[1].item()])
-columns = ["baseline", "b", "mean gradient (last)", "variance", "mean gradient (last), mask off"]
+columns = ['baseline', 'b', 'mean gradient (last)', 'variance', 'mean gradient (last), mask off']
 pd.DataFrame(rows, columns=columns).round(4)
 
 # %% [markdown]

@@ -47,17 +47,17 @@ def aggregate_in_loops(x, mask, mode):
     rows = [row for row in rows if row]
     if not rows:
         return 0.0
-    if mode == "token_mean":
+    if mode == 'token_mean':
         return sum(map(sum, rows)) / sum(map(len, rows))
-    if mode == "seq_mean_token_mean":
+    if mode == 'seq_mean_token_mean':
         return sum(sum(row) / len(row) for row in rows) / len(rows)
     return sum(map(sum, rows)) / len(rows)
 
 
 short_and_long = [[6.0] + 8 * [0.0], 9 * [1.0]]
 mask_1_and_9 = [[1] + 8 * [0], 9 * [1]]
-for mode in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum"):
-    print(f"{mode:20}", aggregate_in_loops(short_and_long, mask_1_and_9, mode))
+for mode in ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum'):
+    print(f'{mode:20}', aggregate_in_loops(short_and_long, mask_1_and_9, mode))
 
 # %% [markdown]
 # By hand: (6 + 9)/10 = 1.5, (6 + 1)/2 = 3.5, (6 + 9)/2 = 7.5.
@@ -71,7 +71,7 @@ for mode in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum"):
 
 # %%
 #@save
-AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum")
+AGGREGATIONS = ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum')
 
 
 # %%
@@ -86,13 +86,13 @@ def loss_weights(mask, mode):
     keep = mask.bool().to(torch.float64)  # [B, T-1]
     lengths = keep.sum(1, keepdim=True)  # [B, 1]
     rows = (lengths > 0).sum().clamp(min=1)
-    if mode == "token_mean":
+    if mode == 'token_mean':
         return keep / lengths.sum().clamp(min=1)
-    if mode == "seq_mean_token_mean":
+    if mode == 'seq_mean_token_mean':
         return keep / (lengths.clamp(min=1) * rows)
-    if mode == "seq_mean_token_sum":
+    if mode == 'seq_mean_token_sum':
         return keep / rows
-    raise ValueError(f"loss aggregation {mode!r} is unknown; allowed: {', '.join(AGGREGATIONS)}")
+    raise ValueError(f'loss aggregation {mode!r} is unknown; allowed: {", ".join(AGGREGATIONS)}')
 
 
 # %% [markdown]
@@ -112,7 +112,7 @@ rows = []
 for mode in AGGREGATIONS:
     w = loss_weights(mask, mode)
     rows.append([w[0, 0].item(), w[1, 0].item(), (w[1].sum() / w.sum()).item(), w.sum().item()])
-columns = ["a token of the short", "a token of the long", "share of the long", "sum"]
+columns = ['a token of the short', 'a token of the long', 'share of the long', 'sum']
 pd.DataFrame(rows, index=AGGREGATIONS, columns=columns).round(4)
 
 # %% [markdown]
@@ -131,10 +131,10 @@ generator = torch.Generator().manual_seed(0)
 x = torch.randn(5, 7, generator=generator, dtype=torch.float64)
 share = torch.tensor([[0.9], [0.5], [0.2], [0.7], [0.0]], dtype=torch.float64)  # the last row keeps nothing
 mask = torch.rand(5, 7, generator=generator, dtype=torch.float64) < share
-print("kept tokens a row:", mask.sum(1).tolist())
+print('kept tokens a row:', mask.sum(1).tolist())
 for mode in AGGREGATIONS:
     a, b = aggregate(x, mask, mode).item(), aggregate_in_loops(x.tolist(), mask.tolist(), mode)
-    print(f"{mode:20} {a:8.4f}  loops {b:8.4f}  agree {abs(a - b) < 1e-12}")
+    print(f'{mode:20} {a:8.4f}  loops {b:8.4f}  agree {abs(a - b) < 1e-12}')
 
 # %% [markdown]
 # Longer padding, another dropped row with NaN in it, a mask of numbers in place of booleans: nothing
@@ -145,10 +145,10 @@ wider = F.pad(x, (0, 3, 0, 1), value=torch.nan)  # [6, 10]
 wider_mask = F.pad(mask.double(), (0, 3, 0, 1))
 for mode in AGGREGATIONS:
     change = aggregate(wider, wider_mask, mode) - aggregate(x, mask, mode)
-    print(f"{mode:20} changes by less than 1e-12: {change.abs().item() < 1e-12}")
-print("nothing kept:", aggregate(x, torch.zeros_like(mask), "token_mean").item())
+    print(f'{mode:20} changes by less than 1e-12: {change.abs().item() < 1e-12}')
+print('nothing kept:', aggregate(x, torch.zeros_like(mask), 'token_mean').item())
 try:
-    loss_weights(mask, "mean")
+    loss_weights(mask, 'mean')
 except ValueError as error:
     print(error)
 
@@ -186,7 +186,7 @@ def three_ways(mode, pieces):
     w = loss_weights(mask, mode)
     naive = sum(gradient(loss_weights(mask[piece], mode), piece) for piece in pieces) / len(pieces)
     ours = sum(gradient(w[piece], piece) for piece in pieces)
-    return {"whole": gradient(w, list(range(6))), "mean of means": naive, "weights first": ours}
+    return {'whole': gradient(w, list(range(6))), 'mean of means': naive, 'weights first': ours}
 
 
 def distance(g, whole):
@@ -196,8 +196,8 @@ def distance(g, whole):
 rows = []
 for mode in AGGREGATIONS:
     ways = three_ways(mode, ([0, 1], [2, 3], [4, 5]))
-    rows += [[mode, name, *g.tolist(), distance(g, ways["whole"])] for name, g in ways.items()]
-pd.DataFrame(rows, columns=["mode", "how", "d/dθ₀", "d/dθ₁", "d/dθ₂", "distance"]).round(4)
+    rows += [[mode, name, *g.tolist(), distance(g, ways['whole'])] for name, g in ways.items()]
+pd.DataFrame(rows, columns=['mode', 'how', 'd/dθ₀', 'd/dθ₁', 'd/dθ₂', 'distance']).round(4)
 
 # %% [markdown]
 # The mean of means is wrong for `token_mean`, whose pieces hold 10, 10 and 7 tokens, and right for the two
@@ -215,10 +215,10 @@ def cuts(n):
 rows = []
 for mode in AGGREGATIONS:
     ways = [three_ways(mode, pieces) for pieces in cuts(6)]
-    naive = max(distance(way["mean of means"], way["whole"]) for way in ways)
-    ours = max(distance(way["weights first"], way["whole"]) for way in ways)
+    naive = max(distance(way['mean of means'], way['whole']) for way in ways)
+    ours = max(distance(way['weights first'], way['whole']) for way in ways)
     rows.append([mode, len(ways), round(naive, 3), ours < 1e-12])
-pd.DataFrame(rows, columns=["mode", "ways to cut", "mean of means, worst", "weights first below 1e-12"])
+pd.DataFrame(rows, columns=['mode', 'ways to cut', 'mean of means, worst', 'weights first below 1e-12'])
 
 # %% [markdown]
 # ## Which one is the policy gradient?
@@ -242,7 +242,7 @@ def expected_estimate(n, mode):
 
 sizes = (1, 2, 4, 6)
 table = {mode: [round(expected_estimate(n, mode), 4) + 0.0 for n in sizes] for mode in AGGREGATIONS}
-pd.DataFrame(table, index=pd.Index(sizes, name="episodes a batch"))
+pd.DataFrame(table, index=pd.Index(sizes, name='episodes a batch'))
 
 # %% [markdown]
 # The sum is right at any size. `token_mean` errs because its denominator depends on what was drawn, and the

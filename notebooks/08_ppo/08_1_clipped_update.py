@@ -51,7 +51,7 @@ def surrogate_by_cases(ratio, advantage, clip):
 
 for advantage in (1.0, -1.0):
     values = [round(surrogate_by_cases(ratio, advantage, 0.2), 3) for ratio in (0.5, 0.9, 1.0, 1.1, 1.5)]
-    print(f"A = {advantage:+.0f}: ratio 0.5, 0.9, 1.0, 1.1, 1.5 ->", values)
+    print(f'A = {advantage:+.0f}: ratio 0.5, 0.9, 1.0, 1.1, 1.5 ->', values)
 
 # %% [markdown]
 # ## The ratio
@@ -84,8 +84,8 @@ def probability_ratio(logp, old_logp, mask):
 old = torch.tensor([[0.2, 0.5, 0.0, 1e-300]], dtype=torch.float64).log()  # [1, 4]
 new = torch.tensor([[0.3, 0.25, 0.7, 1.0]], dtype=torch.float64).log()
 ratio = probability_ratio(new, old, torch.tensor([[1, 1, 0, 1]]))
-print("ratio    ", [round(x, 3) for x in ratio[0, :3].tolist()], "...")
-print("log-ratio", [round(x, 3) for x in ratio[0].log().tolist()])
+print('ratio    ', [round(x, 3) for x in ratio[0, :3].tolist()], '...')
+print('log-ratio', [round(x, 3) for x in ratio[0].log().tolist()])
 
 # %% [markdown]
 # ## The loss
@@ -106,7 +106,7 @@ def clipped_loss(logp, old_logp, advantages, weights, clip=0.2):
     """
     shapes = [list(x.shape) for x in (logp, old_logp, advantages, weights)]
     if any(shape != shapes[0] for shape in shapes):
-        raise ValueError(f"logp, old_logp, advantages, weights: shapes {shapes}; all must be [B, T-1]")
+        raise ValueError(f'logp, old_logp, advantages, weights: shapes {shapes}; all must be [B, T-1]')
     ratio = probability_ratio(logp, old_logp, weights)
     advantages = keep_only(advantages, weights).detach()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
@@ -129,8 +129,8 @@ for advantage in (1.0, -1.0):
     logp = ratios.log()[None].requires_grad_()  # [1, 5], old log-probabilities 0
     ones = torch.ones_like(logp)
     clipped_loss(logp, torch.zeros_like(logp), advantage * ones, ones).backward()
-    table[f"A = {advantage:+.0f}"] = (logp.grad[0] + 0.0).numpy().round(3)
-pd.DataFrame(table, index=pd.Index(ratios.tolist(), name="ratio")).T
+    table[f'A = {advantage:+.0f}'] = (logp.grad[0] + 0.0).numpy().round(3)
+pd.DataFrame(table, index=pd.Index(ratios.tolist(), name='ratio')).T
 
 # %% [markdown]
 # On a random batch, with all three means, the vectorised loss agrees with the cases in a double loop, and
@@ -149,8 +149,8 @@ for mode in AGGREGATIONS:
         loop -= w[b, t].item() * surrogate_by_cases(ratio, advantage, 0.2)
     loss = clipped_loss(logp, old_logp, advantages, w).item()
     by_row = sum(clipped_loss(logp[[b]], old_logp[[b]], advantages[[b]], w[[b]]).item() for b in range(6))
-    print(f"{mode:20} {loss:7.4f}  loop {loop:7.4f}  rows {by_row:7.4f}  "
-          f"agree {max(abs(loss - loop), abs(loss - by_row)) < 1e-12}")
+    print(f'{mode:20} {loss:7.4f}  loop {loop:7.4f}  rows {by_row:7.4f}  '
+          f'agree {max(abs(loss - loop), abs(loss - by_row)) < 1e-12}')
 
 # %% [markdown]
 # ## The first update is REINFORCE
@@ -164,12 +164,12 @@ for mode in AGGREGATIONS:
 logits = torch.randn(6, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
 chosen = torch.randint(4, (6, 5, 1), generator=generator)
 logp = torch.log_softmax(logits, -1).gather(-1, chosen)[..., 0]  # [6, 5]
-ppo = clipped_loss(logp, logp.detach(), advantages, loss_weights(mask, "token_mean"))
+ppo = clipped_loss(logp, logp.detach(), advantages, loss_weights(mask, 'token_mean'))
 plain = reinforce_loss(logp, advantages, mask)
 g_ppo, g_plain = (torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (ppo, plain))
-print("gradients differ by less than 1e-12:", ((g_ppo - g_plain).abs().max() < 1e-12).item())
-print("values:", round(ppo.item(), 4), "and", round(plain.item(), 4))
-print("minus the mean advantage:", round(-masked_mean(advantages, mask).item(), 4))
+print('gradients differ by less than 1e-12:', ((g_ppo - g_plain).abs().max() < 1e-12).item())
+print('values:', round(ppo.item(), 4), 'and', round(plain.item(), 4))
+print('minus the mean advantage:', round(-masked_mean(advantages, mask).item(), 4))
 
 # %% [markdown]
 # ## Where the clip bites
@@ -192,8 +192,8 @@ def clip_fraction(logp, old_logp, advantages, mask, clip=0.2):
 ratio = torch.tensor([[1.5, 1.5, 1.1, 0.5]], dtype=torch.float64)
 signs = torch.tensor([[1.0, -1.0, 1.0, 1.0]], dtype=torch.float64)
 all_kept = torch.ones_like(ratio)
-print("bites      ", clip_fraction(ratio.log(), torch.zeros_like(ratio), signs, all_kept).item())
-print("out of range", masked_mean(((ratio - 1).abs() > 0.2).double(), all_kept).item())
+print('bites      ', clip_fraction(ratio.log(), torch.zeros_like(ratio), signs, all_kept).item())
+print('out of range', masked_mean(((ratio - 1).abs() > 0.2).double(), all_kept).item())
 
 # %% [markdown]
 # ## The picture
@@ -211,15 +211,15 @@ curves = {sign: [surrogate_by_cases(r, sign, 0.2) for r in grid] for sign in (1,
 fig, ax = plt.subplots()
 styles = ((1, SPARE_COLORS[0], (1.2, 2), (1.22, 0.9)), (-1, SPARE_COLORS[1], (0, 0.8), (0.02, -1.15)))
 for sign, colour, flat, label in styles:
-    ax.plot([0, 2], [0, 2 * sign], color=colour, linewidth=1, linestyle=":")
+    ax.plot([0, 2], [0, 2 * sign], color=colour, linewidth=1, linestyle=':')
     ax.plot(grid, curves[sign], color=colour)
     ax.plot(flat, [(1 + 0.2 * sign) * sign] * 2, color=colour, linewidth=5)
-    ax.text(*label, f"A = {sign:+d}: no gradient here", color=colour)
-ax.text(1.5, 1.72, "without the clip", ha="right", color="#333333", fontsize="small")
-ax.set(xlabel="ratio of new to old probability", ylabel="objective for one token", xlim=(0, 2),
+    ax.text(*label, f'A = {sign:+d}: no gradient here', color=colour)
+ax.text(1.5, 1.72, 'without the clip', ha='right', color='#333333', fontsize='small')
+ax.set(xlabel='ratio of new to old probability', ylabel='objective for one token', xlim=(0, 2),
        xticks=(0, 0.5, 0.8, 1, 1.2, 1.5, 2))
-table = pd.DataFrame({"ratio": grid, "A = +1": curves[1], "A = -1": curves[-1]})
-save_figure(fig, "08_1_clipped_objective", table)
+table = pd.DataFrame({'ratio': grid, 'A = +1': curves[1], 'A = -1': curves[-1]})
+save_figure(fig, '08_1_clipped_objective', table)
 
 # %% [markdown]
 # ## What the clip does not do
@@ -251,9 +251,9 @@ def adam(params):
     return torch.optim.Adam(params, lr=0.03, eps=1e-5)
 
 
-paths = {"SGD, no clip": ratios_on_one_sample(sgd, 1e9), "SGD, clip 0.2": ratios_on_one_sample(sgd, 0.2),
-         "Adam, clip 0.2": ratios_on_one_sample(adam, 0.2)}
-pd.DataFrame(paths).rename_axis("step").iloc[::2].T
+paths = {'SGD, no clip': ratios_on_one_sample(sgd, 1e9), 'SGD, clip 0.2': ratios_on_one_sample(sgd, 0.2),
+         'Adam, clip 0.2': ratios_on_one_sample(adam, 0.2)}
+pd.DataFrame(paths).rename_axis('step').iloc[::2].T
 
 # %% [markdown]
 # Without the clip the ratio climbs on. With SGD and the clip it stops at the first value beyond 1.2. With
@@ -277,7 +277,7 @@ for temperature in (1.0, tau):
     scored = torch.log_softmax(z / temperature, 0)[None]
     bites = clip_fraction(scored, sampled, positive, kept).item()
     rows.append([temperature, *(scored - sampled).exp()[0].tolist(), bites])
-columns = ["scored at", "ratio of token 0", "of token 1", "of token 2", "clip fraction, A = 1"]
+columns = ['scored at', 'ratio of token 0', 'of token 1', 'of token 2', 'clip fraction, A = 1']
 pd.DataFrame(rows, columns=columns).round(3)
 
 # %% [markdown]
@@ -292,9 +292,9 @@ logp = torch.tensor([[-1.0, -0.5, -torch.inf, 5000.0], [-0.2, torch.nan, -torch.
 old_logp = torch.tensor([[-1.1, -0.5, -torch.inf, 0.0], [-0.3, 0.0, 0.0, -torch.inf]], dtype=torch.float64)
 advantages = torch.tensor([[1.0, 1.0, torch.nan, 1.0], [-1.0, -1.0, torch.inf, 1.0]], dtype=torch.float64)
 mask = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])
-loss = clipped_loss(logp, old_logp, advantages, loss_weights(mask, "token_mean"))
+loss = clipped_loss(logp, old_logp, advantages, loss_weights(mask, 'token_mean'))
 loss.backward()
-print("loss", round(loss.item(), 4))
+print('loss', round(loss.item(), 4))
 print((logp.grad + 0.0).round(decimals=4))
 
 # %% [markdown]

@@ -70,9 +70,9 @@ for _ in range(6):
 pair = [multiplied, added]
 mean = sum(pair) / 2
 std = sum((r - mean) ** 2 for r in pair) ** 0.5
-print("the two rewards:", pair)
-print("difference:", f"{abs(multiplied - added):.1e}")
-print("naive advantages:", [round((r - mean) / std, 3) for r in pair], " ours:", advantages_in_loops(pair, 2))
+print('the two rewards:', pair)
+print('difference:', f'{abs(multiplied - added):.1e}')
+print('naive advantages:', [round((r - mean) / std, 3) for r in pair], ' ours:', advantages_in_loops(pair, 2))
 
 # %% [markdown]
 # A naive division blows a difference of the last bit up to the size of a real success (the two do not even
@@ -90,13 +90,13 @@ NO_SPREAD = 1e-9
 def check_groups(rewards, group_size):
     """Raise ValueError unless rewards [B] are finite and B is a multiple of group_size >= 2."""
     if group_size < 2:
-        raise ValueError(f"group_size is {group_size}; allowed: 2 or more, one episode has no sibling")
+        raise ValueError(f'group_size is {group_size}; allowed: 2 or more, one episode has no sibling')
     if rewards.dim() != 1 or len(rewards) % group_size:
-        raise ValueError(f"rewards have shape {list(rewards.shape)}; allowed is [B] with B a multiple of "
-                         f"group_size {group_size}, the episodes of a group side by side")
+        raise ValueError(f'rewards have shape {list(rewards.shape)}; allowed is [B] with B a multiple of '
+                         f'group_size {group_size}, the episodes of a group side by side')
     if not rewards.isfinite().all():
         row = (~rewards.isfinite()).nonzero()[0].item()
-        raise ValueError(f"reward {rewards[row].item()} in row {row}; rewards must be finite")
+        raise ValueError(f'reward {rewards[row].item()} in row {row}; rewards must be finite')
 
 
 # %% [markdown]
@@ -133,8 +133,8 @@ def group_advantages(rewards, group_size, std_normalize=True):
 groups = [one_pass, 8 * [0.0], 8 * [1.0], 4 * pair]
 rewards = torch.tensor(groups, dtype=torch.float64).reshape(-1)  # [32]
 advantages = group_advantages(rewards, 8).reshape(4, 8)
-for name, row in zip(("one pass", "no pass", "all pass", "last bit"), advantages.tolist()):
-    print(f"{name}:", [round(a, 4) for a in row])
+for name, row in zip(('one pass', 'no pass', 'all pass', 'last bit'), advantages.tolist()):
+    print(f'{name}:', [round(a, 4) for a in row])
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -143,13 +143,13 @@ for size in (2, 3, 8):
     for std_normalize in (True, False):
         loops = torch.tensor(advantages_in_loops(random.tolist(), size, std_normalize), dtype=torch.float64)
         worst = (group_advantages(random, size, std_normalize) - loops).abs().max().item()
-        print(f"groups of {size}, std_normalize {std_normalize!s:5}: agree {worst < 1e-12}")
+        print(f'groups of {size}, std_normalize {std_normalize!s:5}: agree {worst < 1e-12}')
 
 # %% [markdown]
 # And the refusals, each with what was given and what is allowed.
 
 # %%
-for bad, size in (([1.0, 0.0, 1.0], 2), ([1.0, 0.0], 1), ([1.0, float("nan")], 2)):
+for bad, size in (([1.0, 0.0, 1.0], 2), ([1.0, 0.0], 1), ([1.0, float('nan')], 2)):
     try:
         group_advantages(bad, size)
     except ValueError as error:
@@ -172,8 +172,8 @@ for k in range(9):
     rewards = k * [1.0] + (8 - k) * [0.0]
     a, plain = group_advantages(rewards, 8), group_advantages(rewards, 8, std_normalize=False)
     table.append([a.max().item(), a.min().item(), (a**2).sum().item(), (plain**2).sum().item()])
-columns = ["A of a pass", "A of a fail", "sum of squares", "sum of squares, no division"]
-pd.DataFrame(table, columns=columns).rename_axis("passes").round(4)
+columns = ['A of a pass', 'A of a fail', 'sum of squares', 'sum of squares, no division']
+pd.DataFrame(table, columns=columns).rename_axis('passes').round(4)
 
 # %% [markdown]
 # Groups without spread teach nothing, and they are common at both ends. With pass probability $p$ the share
@@ -181,7 +181,7 @@ pd.DataFrame(table, columns=columns).rename_axis("passes").round(4)
 
 # %%
 for p in (0.05, 0.15, 0.5, 0.85, 0.95):
-    print(f"pass probability {p:.2f}: share of groups of 8 without spread {p**8 + (1 - p) ** 8:.3f}")
+    print(f'pass probability {p:.2f}: share of groups of 8 without spread {p**8 + (1 - p) ** 8:.3f}')
 
 # %% [markdown]
 # ## What the division hides
@@ -195,13 +195,13 @@ for p in (0.05, 0.15, 0.5, 0.85, 0.95):
 calls = torch.tensor([6, 3, 4, 2, 5, 6, 1, 6], dtype=torch.float64)
 passed = torch.tensor([1, 0, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
 rows = {}
-for verdict, name in ((0 * passed, "all fail"), (passed, "first passes")):
+for verdict, name in ((0 * passed, 'all fail'), (passed, 'first passes')):
     for std_normalize in (True, False):
         for c in (0.05, 0.3):
             a = group_advantages(verdict - c * calls, 8, std_normalize)
-            rows[name, "divided" if std_normalize else "not divided", c] = (a + 0.0).numpy().round(2)
-index = pd.MultiIndex.from_tuples(rows, names=["group", "deviation", "penalty"])
-pd.DataFrame(list(rows.values()), index=index, columns=[f"{int(k)} calls" for k in calls])
+            rows[name, 'divided' if std_normalize else 'not divided', c] = (a + 0.0).numpy().round(2)
+index = pd.MultiIndex.from_tuples(rows, names=['group', 'deviation', 'penalty'])
+pd.DataFrame(list(rows.values()), index=index, columns=[f'{int(k)} calls' for k in calls])
 
 # %% [markdown]
 # The first two rows are equal, the next two differ by a factor of six. In the group with a success the
@@ -218,8 +218,8 @@ pd.DataFrame(list(rows.values()), index=index, columns=[f"{int(k)} calls" for k 
 rewards = torch.tensor([1.0, 0.0, 0.5, -0.3], dtype=torch.float64)
 others = (rewards.sum() - rewards) / 3  # [4]
 centred = group_advantages(rewards, 4, std_normalize=False)
-print("r - mean of the others:", [round(a, 4) for a in (rewards - others).tolist()])
-print("4/3 of the advantage:  ", [round(a, 4) for a in (4 / 3 * centred).tolist()])
+print('r - mean of the others:', [round(a, 4) for a in (rewards - others).tolist()])
+print('4/3 of the advantage:  ', [round(a, 4) for a in (4 / 3 * centred).tolist()])
 
 # %% [markdown]
 # What the factor means for the expected gradient can be enumerated. A policy with one logit passes with
@@ -237,8 +237,8 @@ table = {}
 for G in (2, 4, 8):
     mean = expected_slope(G, std_normalize=False)
     table[G] = [0.3 * 0.7, mean, G / (G - 1) * mean, expected_slope(G, std_normalize=True)]
-rows = ["exact", "minus the mean", "leave one out", "minus the mean, divided"]
-pd.DataFrame(table, index=rows).rename_axis(columns="group size").round(5)
+rows = ['exact', 'minus the mean', 'leave one out', 'minus the mean, divided']
+pd.DataFrame(table, index=rows).rename_axis(columns='group size').round(5)
 
 # %% [markdown]
 # The group mean shrinks the gradient by $(G-1)/G$, the same for all tasks, so it merely changes the step
@@ -259,9 +259,9 @@ def compute_advantages(batch, cfg):
     batch: 'reward' [B] and 'action_mask' [B, T-1], the rows of a group contiguous. cfg: group_size,
     std_normalize. ValueError as in group_advantages, or if the two disagree about B.
     """
-    reward, mask = batch["reward"], batch["action_mask"]
+    reward, mask = batch['reward'], batch['action_mask']
     if len(reward) != len(mask):
-        raise ValueError(f"{len(reward)} rewards, {len(mask)} rows of action_mask; both must be B")
+        raise ValueError(f'{len(reward)} rewards, {len(mask)} rows of action_mask; both must be B')
     advantages = group_advantages(reward, cfg.group_size, cfg.std_normalize)  # [B]
     return keep_only(advantages[:, None].expand(mask.shape), mask)
 
@@ -270,7 +270,7 @@ def compute_advantages(batch, cfg):
 from types import SimpleNamespace
 
 mask = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 1]], dtype=torch.bool)  # [4, 4]
-batch = {"reward": torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64), "action_mask": mask}
+batch = {'reward': torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64), 'action_mask': mask}
 compute_advantages(batch, SimpleNamespace(group_size=2, std_normalize=True)).round(decimals=4)
 
 # %% [markdown]

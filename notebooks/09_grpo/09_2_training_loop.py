@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 9.2 Train: sample groups, compare, update, repeat
 #
-# All parts are there: an environment, a sampler, advantages, a loss. Here they become a training loop of twenty lines. We will train the RL base
-# for a few steps, watch what it *does* and not only what it earns, and check that the gradient does not depend on how a batch is cut. The
-# full runs, forty steps each, are in chapter 12.
+# All parts are there: an environment, a sampler, advantages, a loss. Here they become a training loop of
+# twenty lines. We will train the RL base for a few steps, watch what it *does* and not only what it earns,
+# and check that the gradient does not depend on how a batch is cut. The full runs, forty steps each, are in
+# chapter 12.
 
 # %%
 #@save training
@@ -38,17 +39,17 @@ from agentrl.sampling import sample_groups, sample_step
 # %% [markdown]
 # ## Every question is one parameter
 #
-# A configuration is a frozen record of all that an experiment may change. A wrong value is refused when the record is made, not after twenty
-# minutes of training.
+# A configuration is a frozen record of all that an experiment may change. A wrong value is refused when the
+# record is made, not after twenty minutes of training.
 #
-# Where this departs from GRPO as published (Shao et al. 2024): no KL term to a reference policy, the token mean of DAPO (Yu et al.
-# 2025) instead of the mean over sequences, and one epoch in two minibatches.
+# Where this departs from GRPO as published (Shao et al. 2024): no KL term to a reference policy, the token
+# mean of DAPO (Yu et al. 2025) instead of the mean over sequences, and one epoch in two minibatches.
 
 # %%
 #@save
 @dataclass(frozen=True)
 class RLConfig:
-    """All parameters of a training run; a value out of range is a ValueError that names field, value and range."""
+    """A training run's parameters; a value out of range is a ValueError that names field, value and range."""
     prompts_per_step: int = 8
     group_size: int = 8
     max_turns: int = 6
@@ -79,12 +80,15 @@ class RLConfig:
             if not 0 < getattr(self, name) < float('inf'):
                 raise ValueError(f'{name}={getattr(self, name)!r} must be a finite number > 0')
         if self.loss_agg not in AGGREGATIONS:
-            raise ValueError(f'loss_agg={self.loss_agg!r} is not known; choose one of {", ".join(AGGREGATIONS)}')
+            raise ValueError(f'loss_agg={self.loss_agg!r} is not known; '
+                             f'choose one of {", ".join(AGGREGATIONS)}')
         make_reward(self.reward, self.step_penalty, self.wrong_submit, self.invalid_penalty)
 
 
 # %%
-for wrong in ({'max_turns': 0}, {'step_penalty': -0.05}, {'reward': 'hiden'}, {'loss_agg': 'mean'}, {'group_size': 1}):
+mistakes = ({'max_turns': 0}, {'step_penalty': -0.05}, {'reward': 'hiden'}, {'loss_agg': 'mean'},
+            {'group_size': 1})
+for wrong in mistakes:
     try:
         RLConfig(**wrong)
     except ValueError as error:
@@ -93,13 +97,13 @@ for wrong in ({'max_turns': 0}, {'step_penalty': -0.05}, {'reward': 'hiden'}, {'
 # %% [markdown]
 # ## What the agent does
 #
-# A pass rate says that something changed, behaviour says what. All of it is read from `info`, averaged over episodes; counts come along so
-# that intervals can be computed. `malformed` is a rate a call.
+# A pass rate says that something changed, behaviour says what. All of it is read from `info`, averaged over
+# episodes; counts come along so that intervals can be computed. `malformed` is a rate a call.
 
 # %%
 #@save
 def behavior_stats(trajs):
-    """Means over episodes (malformed: over calls) and the counts behind them, from the infos of trajectories."""
+    """Means over episodes (malformed: over calls) and the counts behind them, from the infos of `trajs`."""
     def total(key):
         return sum(traj.info[key] for traj in trajs)
 
@@ -107,8 +111,9 @@ def behavior_stats(trajs):
     return {
         'episodes': n, 'passes': total('hidden_pass'), 'submits': total('submitted'), 'calls': calls,
         'pass_rate': total('hidden_pass') / n, 'submit_rate': total('submitted') / n,
-        'reward': sum(traj.reward for traj in trajs) / n, 'reads': total('n_reads') / n, 'tests': total('n_tests') / n,
-        'edits': total('n_edits') / n, 'turns': calls / n, 'malformed': total('n_invalid') / calls,
+        'reward': sum(traj.reward for traj in trajs) / n,
+        'reads': total('n_reads') / n, 'tests': total('n_tests') / n, 'edits': total('n_edits') / n,
+        'turns': calls / n, 'malformed': total('n_invalid') / calls,
         'tokens': sum(len(traj.ids) for traj in trajs) / n,
         'policy_tokens': sum(int(traj.action_mask.sum()) for traj in trajs) / n,
     }
@@ -135,14 +140,15 @@ pd.Series(stats).round(3)
 # %% [markdown]
 # ## One update
 #
-# The batch is cut twice. *Minibatches* are separate optimiser steps; the second one already sees a policy that has moved, which is what ratio and
-# clip are for. *Buckets* are only a way to compute one minibatch with little padding: the weights of the loss are taken from the whole
-# minibatch, so that the sum of the pieces is the loss.
+# The batch is cut twice. *Minibatches* are separate optimiser steps; the second one already sees a policy
+# that has moved, which is what ratio and clip are for. *Buckets* are only a way to compute one minibatch with
+# little padding: the weights of the loss are taken from the whole minibatch, so that the sum of the pieces is
+# the loss.
 
 # %%
 #@save
 def rl_update(policy, opt, batch, advantages, cfg):
-    """`epochs` × `minibatches` clipped steps on a batch; advantages [B, T-1]. Returns clip_fraction and grad_norm (means)."""
+    """`epochs` × `minibatches` clipped steps, advantages [B, T-1]; means of clip_fraction and grad_norm."""
     batch, steps = batch | {'advantages': advantages}, []
     for _ in range(cfg.epochs):
         for first in range(cfg.minibatches):
@@ -168,16 +174,19 @@ def minibatch_step(policy, opt, minibatch, cfg):
 
 
 # %% [markdown]
-# Two checks on a real batch. The ratio of the first minibatch is 1: the log-probabilities stored while sampling, through the cache, are
-# those of the training forward pass. And the size of the buckets does not matter.
+# Two checks on a real batch. The ratio of the first minibatch is 1: the log-probabilities stored while
+# sampling, through the cache, are those of the training forward pass. And the size of the buckets does not
+# matter.
 
 # %%
 import copy
 
-batch = collate(sample_step(policy, make_tasks('train'), tok, cfg, torch.Generator().manual_seed(1)), tok.pad_id)
+trajs = sample_step(policy, make_tasks('train'), tok, cfg, torch.Generator().manual_seed(1))
+batch = collate(trajs, tok.pad_id)
 with torch.no_grad():
     logp = sequence_log_probs(policy, batch['ids'])
-print('largest |log ratio| below 1e-12:', bool((logp - batch['logp'])[batch['action_mask']].abs().max() < 1e-12))
+log_ratio = (logp - batch['logp'])[batch['action_mask']]
+print('largest |log ratio| below 1e-12:', bool(log_ratio.abs().max() < 1e-12))
 
 
 def weights_after_update(bucket_size):
@@ -195,13 +204,13 @@ for size in (1, 7, 16):
 # %% [markdown]
 # ## The loop
 #
-# Adam's ε is $10^{-5}$ instead of $10^{-8}$. Where a gradient is nearly zero, the smaller value divides rounding noise by rounding noise, and two
-# machines drift apart sooner.
+# Adam's ε is $10^{-5}$ instead of $10^{-8}$. Where a gradient is nearly zero, the smaller value divides
+# rounding noise by rounding noise, and two machines drift apart sooner.
 
 # %%
 #@save
 def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env):
-    """Train `policy` in place; returns the history: a dict of step, behaviour and update statistics for each step."""
+    """Train `policy` in place; returns the history, a dict of behaviour and update statistics a step."""
     generator = torch.Generator().manual_seed(cfg.seed)
     opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5)
     history = []
@@ -218,11 +227,12 @@ def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env):
 # %%
 learner = make_rl_base(tok)
 history = train_rl(learner, make_tasks('train'), tok, RLConfig(), steps=6)
-pd.DataFrame(history)[['step', 'pass_rate', 'reads', 'tests', 'edits', 'turns', 'malformed', 'clip_fraction']].round(3)
+columns = ['step', 'pass_rate', 'reads', 'tests', 'edits', 'turns', 'malformed', 'clip_fraction']
+pd.DataFrame(history)[columns].round(3)
 
 # %% [markdown]
-# Six steps, 384 episodes. The same call gives the same numbers again, to the last digit, because everything random comes from
-# `cfg.seed`.
+# Six steps, 384 episodes. The same call gives the same numbers again, to the last digit, because everything
+# random comes from `cfg.seed`.
 
 # %%
 again = train_rl(make_rl_base(tok), make_tasks('train'), tok, RLConfig(), steps=2)
@@ -231,7 +241,8 @@ print(again == history[:2])
 # %% [markdown]
 # ## What was seen
 #
-# A loop that samples, compares and updates; log-probabilities that agree between sampling and training, so that the first ratio is 1; and a
-# gradient that does not care how the batch is cut.
+# A loop that samples, compares and updates; log-probabilities that agree between sampling and training, so
+# that the first ratio is 1; and a gradient that does not care how the batch is cut.
 #
-# **Try it.** Set `temperature=0.5` in `RLConfig`: does the first ratio stay 1, and why? Then sample at temperature 0.5 but train at 1.
+# **Try it.** Set `temperature=0.5` in `RLConfig`: does the first ratio stay 1, and why? Then sample at
+# temperature 0.5 but train at 1.

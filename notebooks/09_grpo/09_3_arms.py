@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 9.3 Name every experiment once
 #
-# A comparison is worth something when both sides differ in one thing and everybody agrees what that thing is. In this book every experiment is
-# an *arm*: a name and the parameters in which it departs from the default. The sections, the tests and the tables read the arms
-# from this one place. We also store what a run gave, as one tidy row a seed and arm, so that a table can be drawn again without training.
+# A comparison is worth something when both sides differ in one thing and everybody agrees what that thing is.
+# In this book every experiment is an *arm*: a name and the parameters in which it departs from the default.
+# The sections, the tests and the tables read the arms from this one place. We also store what a run gave, as
+# one tidy row a seed and arm, so that a table can be drawn again without training.
 
 # %%
 #@save arms
@@ -54,11 +55,11 @@ ARMS = {
     'penalty 0.05': {'step_penalty': 0.05},
     'penalty 0.3': {'step_penalty': 0.3},
     'max_turns 3': {'max_turns': 3},
-    'fixed names': {'fresh_names': False},                              # section 9.4: the name gives the edit away
+    'fixed names': {'fresh_names': False},                              # the name gives the edit away (9.4)
     'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},
-    'all edits shown': {},                                              # from a base that was shown all five edits
+    'all edits shown': {},                                              # its base was shown all five edits
 }
-BASE_EDITS = {'all edits shown': tuple(EDIT_OPS)}                       # other arms start from the base of section 5.5
+BASE_EDITS = {'all edits shown': tuple(EDIT_OPS)}                       # other arms: the base of section 5.5
 
 
 def arm_config(arm, seed=0):
@@ -74,14 +75,15 @@ arm_config('penalty 0.05', seed=2)
 # %% [markdown]
 # ## Train an arm
 #
-# Forty steps from the RL base, then sixteen episodes of each of the ten held-out tasks, under a seed that is the same for all arms. The result is
-# kept on disk (section 0.3) under its configuration and the version of the code, so no section trains what another one has trained.
+# Forty steps from the RL base, then sixteen episodes of each of the ten held-out tasks, under a seed that is
+# the same for all arms. The result is kept on disk (section 0.3) under its configuration and the version of
+# the code, so no section trains what another one has trained.
 
 # %%
 #@save
 STEPS = 40
-SEEDS = (0, 1, 2)                                                       # of the runs that are stored with the book
-EVALUATION = {'seed': 12345, 'samples': 16}                             # of each held-out task, the same for all arms
+SEEDS = (0, 1, 2)                                                       # of the runs stored with the book
+EVALUATION = {'seed': 12345, 'samples': 16}                             # of each held-out task, in all arms
 
 
 @cached('training', 'base')
@@ -110,8 +112,9 @@ def trained_policy(arm, seed=0):
 # %% [markdown]
 # ## Store what it gave
 #
-# Two tables under `figures/data`: `heldout.csv` with a row a run, `history.csv` with a row a step. Each row names arm, seed and the
-# version of code and configuration that made it. A row of another version is not used, it is made again.
+# Two tables under `figures/data`: `heldout.csv` with a row a run, `history.csv` with a row a step. Each row
+# names arm, seed and the version of code and configuration that made it. A row of another version is not
+# used, it is made again.
 
 # %%
 #@save
@@ -153,8 +156,9 @@ def store_run(arm, seed, run):
 # %% [markdown]
 # ## Several arms, several seeds
 #
-# `arm_results` returns both tables for the arms and seeds asked for. What is stored is read; what is missing is trained, two runs at a
-# time with one thread each, and stored as soon as it is ready, so that an interrupted call loses only the runs under way.
+# `arm_results` returns both tables for the arms and seeds asked for. What is stored is read; what is missing
+# is trained, two runs at a time with one thread each, and stored as soon as it is ready, so that an
+# interrupted call loses only the runs under way.
 
 # %%
 #@save
@@ -165,25 +169,26 @@ def train_and_label(arm, seed):
 
 
 def arm_results(arms, seeds, jobs=2):
-    """(heldout, history) of the given arms and seeds as tidy tables; trains what is not stored, with progress."""
+    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress."""
     stored = read_runs('heldout')
     done = set(zip(stored['arm'], stored['seed'], stored['version'], strict=True))
     missing = [(arm, seed) for arm in arms for seed in seeds if (arm, seed, run_version(arm)) not in done]
     if missing:
-        with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from the workers
+        with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
             runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
                 joblib.delayed(train_and_label)(arm, seed) for arm, seed in missing)
             for arm, seed, run in tqdm(runs, desc='training runs', total=len(missing)):
                 store_run(arm, seed, run)
     tables = [read_runs(name) for name in ('heldout', 'history')]
-    return tuple(table[table['arm'].isin(arms) & table['seed'].isin(seeds)].reset_index(drop=True) for table in tables)
+    return tuple(table[table['arm'].isin(arms) & table['seed'].isin(seeds)].reset_index(drop=True)
+                 for table in tables)
 
 
 # %% [markdown]
 # ## A stored number is a computed number
 #
-# Here are three seeds of the default arm. To see that the table holds what the code gives, we train the first steps of seed 0 again and
-# compare with the stored history, digit by digit.
+# Here are three seeds of the default arm. To see that the table holds what the code gives, we train the first
+# steps of seed 0 again and compare with the stored history, digit by digit.
 
 # %%
 heldout, history = arm_results(['default'], SEEDS)
@@ -199,7 +204,8 @@ print(bool((pd.DataFrame(again)[columns].to_numpy() == stored[columns].to_numpy(
 # %% [markdown]
 # ## What was seen
 #
-# An arm is a name in one table; a run is two rows in two files that say which code made them; the first three steps, trained again, are equal to the
-# stored ones in every digit.
+# An arm is a name in one table; a run is two rows in two files that say which code made them; the first three
+# steps, trained again, are equal to the stored ones in every digit.
 #
-# **Try it.** Add an arm of your own to `ARMS`, say `{'group_size': 4}`, run the cell that exports it, and call `arm_results` with its name.
+# **Try it.** Add an arm of your own to `ARMS`, say `{'group_size': 4}`, run the cell that exports it, and
+# call `arm_results` with its name.

@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 9.4 Close the shortcuts, or the agent will take them
 #
-# A policy is paid for passing tests, not for reading code. If anything else in the episode gives the answer away, it will learn that instead: it
-# is shorter. Here we open one such leak on purpose. Each training task keeps its own function name, and the name stands in the prompt.
-# We will see a training curve that looks like success and a held-out pass rate that tells another story.
+# A policy is paid for passing tests, not for reading code. If anything else in the episode gives the answer
+# away, it will learn that instead: it is shorter. Here we open one such leak on purpose. Each training task
+# keeps its own function name, and the name stands in the prompt. We will see a training curve that looks like
+# success and a held-out pass rate that tells another story.
 
 # %%
 import matplotlib.pyplot as plt
@@ -40,18 +41,20 @@ def blind_pass_rate(op, split):
     return sum(run_tests(apply_op(task.source, op), task.hidden_tests).passed for task in tasks) / len(tasks)
 
 
-blind = pd.DataFrame({split: {op: blind_pass_rate(op, split) for op in EDIT_OPS} for split in ('train', 'heldout')})
+blind = pd.DataFrame({split: {op: blind_pass_rate(op, split) for op in EDIT_OPS}
+                      for split in ('train', 'heldout')})
 save_table(blind.rename_axis('edit').reset_index(), '09_4_blind_edits')
 blind
 
 # %% [markdown]
-# Every blind edit passes 0.200 of both splits, by construction: each edit is the right one for a fifth of the tasks. The book's value for the best
-# single blind edit is 0.200 as well.
+# Every blind edit passes 0.200 of both splits, by construction: each edit is the right one for a fifth of the
+# tasks. The book's value for the best single blind edit is 0.200 as well.
 #
 # ## The leak
 #
-# With `fresh_names=False` the twenty training tasks have twenty different names, always the same, so the word in the prompt gives the
-# edit away. Nothing else changes. A policy that learns twenty words by heart need not read.
+# With `fresh_names=False` the twenty training tasks have twenty different names, always the same, so the word
+# in the prompt gives the edit away. Nothing else changes. A policy that learns twenty words by heart need not
+# read.
 
 # %%
 print([(task.issue.split()[-2], task.edit) for task in make_tasks('train')][:5])
@@ -59,20 +62,22 @@ arms = ['default', 'fixed names', 'max_turns 3', 'fixed names, 3 turns']
 heldout, history = arm_results(arms, SEEDS)
 
 # %% [markdown]
-# Two budgets. With six turns there is time to read, edit, test and submit. With three, the habit of the base (read, edit, test,
-# submit) does not fit, and section 12.3 shows that its agent guesses blindly. We look at the last ten training steps and at the held-out tasks, whose
-# names no agent has seen in training.
+# Two budgets. With six turns there is time to read, edit, test and submit. With three, the habit of the base
+# (read, edit, test, submit) does not fit, and section 12.3 shows that its agent guesses blindly. We look at
+# the last ten training steps and at the held-out tasks, whose names no agent has seen in training.
 
 # %%
 train = history[history['step'] >= 30].groupby(['arm', 'seed'])[['pass_rate', 'reads']].mean().reset_index()
-table = train.merge(heldout[['arm', 'seed', 'pass_rate', 'reads']], on=['arm', 'seed'], suffixes=(' train', ' held-out'))
+unseen = heldout[['arm', 'seed', 'pass_rate', 'reads']]
+table = train.merge(unseen, on=['arm', 'seed'], suffixes=(' train', ' held-out'))
 save_table(table, '09_4_fixed_names')
 table.round(3)
 
 # %%
 use_style()
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.4))
-for ax, (column, label) in zip(axes, {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}.items(), strict=True):
+panels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}
+for ax, (column, label) in zip(axes, panels.items(), strict=True):
     for arm in arms:
         plot_bands(ax, history, 'step', column, arm)
     ax.set(xlabel='training step (64 episodes each)', ylabel=label, ylim=(0, None), xlim=(0, 39))
@@ -81,16 +86,18 @@ fig.suptitle('A leaking name: three seeds (line: mean, band: seed range)')
 save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', 'pass_rate', 'reads']])
 
 # %% [markdown]
-# With six turns the leak is left alone: the agent reads, as without the leak, because reading was already in the base and soon pays. With three turns
-# there is nothing better around, and the training pass rate climbs above that of the blind guesser; on functions with names that it has not seen, the same
-# agent is as blind as ever. Who looks only at the training curve sees an agent that learns to repair.
+# With six turns the leak is left alone: the agent reads, as without the leak, because reading was already in
+# the base and soon pays. With three turns there is nothing better around, and the training pass rate climbs
+# above that of the blind guesser; on functions with names that it has not seen, the same agent is as blind as
+# ever. Who looks only at the training curve sees an agent that learns to repair.
 #
 # ## What was seen
 #
-# A blind edit passes 0.2 of either split. With six turns a leaking name changes nothing that matters: about one read an episode. With
-# three turns the training pass rates of the last ten steps are 0.342, 0.509 and 0.317 with the leak, against 0.203, 0.22 and 0.145 without; the held-out ones
-# are 0.219, 0.3 and 0.15, against 0.2, 0.269 and 0.2. The leak taught nothing about code. Shortcuts are taken where the
-# honest way is dear, and only tasks that break the shortcut show it.
+# A blind edit passes 0.2 of either split. With six turns a leaking name changes nothing that matters: about
+# one read an episode. With three turns the training pass rates of the last ten steps are 0.342, 0.509 and
+# 0.317 with the leak, against 0.203, 0.22 and 0.145 without; the held-out ones are 0.219, 0.3 and 0.15,
+# against 0.2, 0.269 and 0.2. The leak taught nothing about code. Shortcuts are taken where the honest way is
+# dear, and only tasks that break the shortcut show it.
 #
-# **Try it.** Give all functions that need the same edit the same name (change `make_tasks`) and train with six turns. Is five words by
-# heart tempting enough?
+# **Try it.** Give all functions that need the same edit the same name (change `make_tasks`) and train with
+# six turns. Is five words by heart tempting enough?

@@ -15,13 +15,14 @@
 # %% [markdown]
 # # 12.1 Observations are inputs, not actions
 #
-# A single-turn answer has one author. A multi-turn episode mixes tokens that the policy sampled with tokens that the world put there, and only
-# the first kind can be credited or blamed. This section measures, on real episodes of the RL base, which positions of a trajectory a
-# policy gradient touches, what training on the others would do, and how the turn budget changes length and composition.
+# A single-turn answer has one author. A multi-turn episode mixes tokens that the policy sampled with tokens
+# that the world put there, and only the first kind can be credited or blamed. This section measures, on real
+# episodes of the RL base, which positions of a trajectory a policy gradient touches, what training on the
+# others would do, and how the turn budget changes length and composition.
 #
-# The questions of this chapter, and the values labelled *book*, are those of chapter 12 of the tutorial book on agent RL at
-# agent-rl.tacetai.com. Text, code and measurements are ours; the book's weights and tasks are not public, so we compare findings, not
-# digits.
+# The questions of this chapter, and the values labelled *book*, are those of chapter 12 of the tutorial book
+# on agent RL at agent-rl.tacetai.com. Text, code and measurements are ours; the book's weights and tasks are
+# not public, so we compare findings, not digits.
 
 # %%
 import pandas as pd
@@ -43,8 +44,8 @@ policy = make_rl_base(tok)
 # %% [markdown]
 # ## An episode and its authors
 #
-# Sixteen episodes: two tasks, eight of each. Here is one that used several turns. Point at a token to see its log-probability; the
-# underlined ones are the policy's.
+# Sixteen episodes: two tasks, eight of each. Here is one that used several turns. Point at a token to see its
+# log-probability; the underlined ones are the policy's.
 
 # %%
 trajs = sample_groups(policy, make_tasks('train')[:2], tok, RLConfig(), torch.Generator().manual_seed(0))
@@ -53,18 +54,21 @@ next(traj for traj in trajs if traj.info['n_reads'] and traj.info['submitted'])
 # %% [markdown]
 # ## Why they drop out
 #
-# The probability of a trajectory $\tau$ is a product of two kinds of factors, the policy's tokens $a_t$ and the environment's observations $o_k$:
+# The probability of a trajectory $\tau$ is a product of two kinds of factors, the policy's tokens $a_t$ and
+# the environment's observations $o_k$:
 #
 # $$ p_\theta(\tau) = \prod_t \pi_\theta(a_t \mid h_t)\; \prod_k P(o_k \mid h_k) $$
 #
-# with $h$ for all that stands before. The environment does not know θ. So in $\nabla_\theta \log p_\theta(\tau)$ the second product vanishes
-# (Williams 1992), and the policy gradient is a sum over the policy's tokens only. The mask says which these are. Section 6.1 derives it
-# on a problem small enough to enumerate.
+# with $h$ for all that stands before. The environment does not know θ. So in
+# $\nabla_\theta \log p_\theta(\tau)$ the second product vanishes (Williams 1992), and the policy gradient is
+# a sum over the policy's tokens only. The mask says which these are. Section 6.1 derives it on a problem
+# small enough to enumerate.
 #
 # ## Experiment A: the gradient at each position
 #
-# We differentiate the policy-gradient loss with respect to the *logits* and count, for each owner, at how many predicted positions the gradient
-# is not zero. As advantage we take reward − ½, so that no episode is silent.
+# We differentiate the policy-gradient loss with respect to the *logits* and count, for each owner, at how
+# many predicted positions the gradient is not zero. As advantage we take reward − ½, so that no episode is
+# silent.
 
 # %%
 def logit_gradient(batch, mask):
@@ -95,13 +99,14 @@ save_table(table, '12_1_gradient_by_owner')
 side_by_side(table)
 
 # %% [markdown]
-# Every position of the policy carries gradient, no other does. The counts differ from the book's because our prompts and views are
-# worded differently; the pattern is the same.
+# Every position of the policy carries gradient, no other does. The counts differ from the book's because our
+# prompts and views are worded differently; the pattern is the same.
 #
 # ## Without the mask
 #
-# What if one forgets the mask, and treats every token that is not padding as an action? Then all positions carry gradient, and the policy is
-# trained to *predict* the environment, up or down as the reward goes. How much of the loss is that?
+# What if one forgets the mask, and treats every token that is not padding as an action? Then all positions
+# carry gradient, and the policy is trained to *predict* the environment, up or down as the reward goes. How
+# much of the loss is that?
 
 # %%
 everything = batch['owner'][:, 1:] >= 0                                           # all but padding
@@ -116,30 +121,40 @@ pd.DataFrame([{'owner': name, 'share of positions': ((owner == code).sum() / eve
               for name, code in OWNER.items()]).round(3)
 
 # %% [markdown]
-# Seven in ten positions would not be the policy's, and nearly all of the −log p (all but 0.014 of it) would come from text that it never chose:
-# the base was never trained to predict observations and random names, its own calls it knows. Such a run spends its gradient on
-# modelling tools.
+# Seven in ten positions would not be the policy's, and nearly all of the −log p (all but 0.014 of it) would
+# come from text that it never chose: the base was never trained to predict observations and random names, its
+# own calls it knows. Such a run spends its gradient on modelling tools.
 #
 # ## What zero means here
 #
-# Zero at the logits *of that position*. It does not mean that nothing is learned about observations: the hidden states that were computed
-# at tool tokens are read by later policy tokens, and gradient flows back into them. Otherwise the policy could not learn to read.
+# Zero at the logits *of that position*. It does not mean that nothing is learned about observations: the
+# hidden states that were computed at tool tokens are read by later policy tokens, and gradient flows back
+# into them. Otherwise the policy could not learn to read.
 
 # %%
 kept = {}
-hook = policy.tokens.register_forward_hook(lambda module, args, out: kept.update(embedded=out) or out.retain_grad())
+
+
+def keep_embedded(module, args, out):
+    out.retain_grad()
+    kept['embedded'] = out
+
+
+hook = policy.tokens.register_forward_hook(keep_embedded)
 logit_gradient(batch, batch['action_mask'])
 hook.remove()
 reach = kept['embedded'].grad.abs().sum(-1)                                       # [B, T-1], inputs
 owner_in = batch['owner'][:, :-1]
-pd.DataFrame([{'owner': name, 'input positions': int((owner_in == code).sum()),
-               'that receive gradient': int(((owner_in == code) & (reach > 0)).sum())} for name, code in OWNER.items()])
+rows = [{'owner': name, 'input positions': int((owner_in == code).sum()),
+         'that receive gradient': int(((owner_in == code) & (reach > 0)).sum())}
+        for name, code in OWNER.items()]
+pd.DataFrame(rows)
 
 # %% [markdown]
 # ## Experiment B: the turn budget
 #
-# Now all twenty train tasks, eight episodes each, with 6, 12 and 24 turns. An episode uses the same uniforms under each budget,
-# so it is the same episode up to the point where the smaller budget cuts it.
+# Now all twenty train tasks, eight episodes each, with 6, 12 and 24 turns. An episode uses the same uniforms
+# under each budget, so it is the same episode up to the point where the smaller budget cuts it.
 
 # %%
 def budget_row(max_turns):
@@ -159,16 +174,18 @@ save_table(table, '12_1_turn_budget')
 side_by_side(table)
 
 # %% [markdown]
-# The base submits early, so a larger budget changes the mean little; it is the rare episode that goes on, and the maximum, that grow. With 24 turns
-# one episode of the 160 runs out of context. These are properties of the *policy*: one that never submits would fill every budget
-# (section 12.7).
+# The base submits early, so a larger budget changes the mean little; it is the rare episode that goes on, and
+# the maximum, that grow. With 24 turns one episode of the 160 runs out of context. These are properties of
+# the *policy*: one that never submits would fill every budget (section 12.7).
 #
 # ## What was seen
 #
-# All 166 positions of the policy carry gradient, and none of the 421 others. Without the mask the others would make up all but 0.014 of the −log p. Zero at
-# a position's logits is not zero influence: all 257 tool tokens receive gradient through what the policy wrote after reading them. From 6 to 24 turns the
-# mean length grows from 37.7 to 41.2 tokens and the maximum from 137 to 251, the policy's share stays at 0.29, and overflow appears only
-# at 24, in 0.00625 of the episodes. Each of the book's findings of this section holds here.
+# All 166 positions of the policy carry gradient, and none of the 421 others. Without the mask the others
+# would make up all but 0.014 of the −log p. Zero at a position's logits is not zero influence: all 257 tool
+# tokens receive gradient through what the policy wrote after reading them. From 6 to 24 turns the mean length
+# grows from 37.7 to 41.2 tokens and the maximum from 137 to 251, the policy's share stays at 0.29, and
+# overflow appears only at 24, in 0.006 of the episodes. Each of the book's findings of this section holds
+# here.
 #
-# **Try it.** Set `temperature=2.0` in the configuration of `budget_row`. What happens to length and overflow, and why does the policy's share
-# change?
+# **Try it.** Set `temperature=2.0` in the configuration of `budget_row`. What happens to length and overflow,
+# and why does the policy's share change?

@@ -15,9 +15,10 @@
 # %% [markdown]
 # # 12.3 A turn budget and a cost for each call decide what is learned
 #
-# Two numbers that look harmless, how many turns an agent has and what a call costs, decide which policy training finds. We train
-# four arms that differ in one of them and look at what each agent *does*: how often it reads, tests and edits. One arm keeps a useless habit,
-# one drops it, one gives up altogether, and one never learns to look.
+# Two numbers that look harmless, how many turns an agent has and what a call costs, decide which policy
+# training finds. We train four arms that differ in one of them and look at what each agent *does*: how often
+# it reads, tests and edits. One arm keeps a useless habit, one drops it, one gives up altogether, and one
+# never learns to look.
 
 # %%
 import matplotlib.pyplot as plt
@@ -41,32 +42,36 @@ pd.DataFrame([{'arm': arm, 'departs from the default in': str(ARMS[arm] or 'noth
 # %% [markdown]
 # ## What an episode is worth
 #
-# With verdict $v$, cost $c$ and $K$ calls, the return is $R = v - cK$. Reading, editing right and submitting costs three calls, so the
-# careful episode is worth $1 - 3c$ and giving up at once is worth $-c$. An optimal agent is careful as long as $1 - 3c > -c$, up to a
-# cost of one half. But a beginner does not compare optima: it compares what its own attempts yield.
+# With verdict $v$, cost $c$ and $K$ calls, the return is $R = v - cK$. Reading, editing right and submitting
+# costs three calls, so the careful episode is worth $1 - 3c$ and giving up at once is worth $-c$. An optimal
+# agent is careful as long as $1 - 3c > -c$, up to a cost of one half. But a beginner does not compare optima:
+# it compares what its own attempts yield.
 
 # %%
 heldout, history = arm_results(FOUR, SEEDS)
 start = history[(history['arm'] == 'default') & (history['step'] == 0)]
 p_start, k_start = start['pass_rate'].mean(), start['turns'].mean()
 print(f'the starting policy passes {p_start:.3f} of episodes and uses {k_start:.2f} calls')
-pd.DataFrame([{'cost a call': c, 'careful, done right: 1 - 3c': 1 - 3 * c, 'an attempt of the starting policy': p_start - c * k_start,
-               'submit at once: -c': 0.0 - c} for c in (0.0, 0.05, 0.1, 0.3)]).round(3)
+costs = pd.Series([0.0, 0.05, 0.1, 0.3])
+pd.DataFrame({'cost a call': costs, 'careful, done right': 1 - 3 * costs,
+              'an attempt of the starting policy': p_start - k_start * costs,
+              'submit at once': 0 - costs}).round(3)
 
 # %% [markdown]
-# At a cost of 0.05 the starting policy's attempts are still worth a little more than submitting at once; at 0.3 they are far worse,
-# although the careful episode would still be worth 0.1. What a learner can afford is set by its own success rate, not by the optimum.
-# (Chapter 2 of the book solves a small model of the repair exactly: its optimal policy keeps its shape up to a cost of 0.3 and gives up above 0.4.)
+# At a cost of 0.05 the starting policy's attempts are still worth a little more than submitting at once; at
+# 0.3 they are far worse, although the careful episode would still be worth 0.1. What a learner can afford is
+# set by its own success rate, not by the optimum. (Chapter 2 of the book solves a small model of the repair
+# exactly: its optimal policy keeps its shape up to a cost of 0.3 and gives up above 0.4.)
 #
 # ## The four arms on held-out tasks
 #
-# Forty steps, three seeds each, sixteen episodes of each of ten held-out tasks. *low* and *high* bound a 95% t interval over the seeds; the
-# book reports one seed.
+# Forty steps, three seeds each, sixteen episodes of each of ten held-out tasks. In brackets a 95% t interval
+# over the seeds; the book reports one seed.
 
 # %%
-last10 = history[history['step'] >= 30].groupby(['arm', 'seed'])['reward'].mean().rename('batch_reward_last10').reset_index()
-runs = heldout.rename(columns={'pass_rate': 'heldout_pass'}).merge(last10, on=['arm', 'seed'])
-runs = runs.set_index('arm').loc[FOUR].reset_index()                              # in our order
+last10 = history[history['step'] >= 30].groupby(['arm', 'seed'])['reward'].mean()
+runs = heldout.rename(columns={'pass_rate': 'heldout_pass'}).set_index(['arm', 'seed'])
+runs = runs.assign(batch_reward_last10=last10).loc[FOUR].reset_index()            # arms in our order
 table = beside_book(runs, '12.3', 'budget_and_penalty')
 save_table(table, '12_3_budget_and_penalty')
 side_by_side(table)
@@ -84,8 +89,9 @@ runs[shown].round(3)
 # %%
 use_style()
 fig, axes = plt.subplots(2, 2, figsize=(10, 6.4), sharex=True)
-for ax, (column, label) in zip(axes.flat, {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
-                                           'turns': 'calls an episode'}.items(), strict=True):
+labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
+          'turns': 'calls an episode'}
+for ax, (column, label) in zip(axes.flat, labels.items(), strict=True):
     for arm in FOUR:
         plot_bands(ax, history, 'step', column, arm)
     ax.set(ylabel=label, ylim=(0, None), xlim=(0, 39))
@@ -97,8 +103,9 @@ curves = history[['arm', 'seed', 'step', 'pass_rate', 'reads', 'tests', 'turns']
 save_figure(fig, '12_2_four_arms', curves)
 
 # %% [markdown]
-# When do the turning points come? The book's values, where it gives them, stand beside ours. Curves are smoothed over three steps; a level
-# counts as reached at the first step from which the curve stays beyond it for good.
+# When do the turning points come? The book's values, where it gives them, stand beside ours. Curves are
+# smoothed over three steps; a level counts as reached at the first step from which the curve stays beyond it
+# for good.
 
 # %%
 def settles(reached):
@@ -129,9 +136,10 @@ events.round(2)
 # %% [markdown]
 # ## Habit is not value
 #
-# At no cost `test` is a habit that nothing rewards and nothing punishes, so it drifts: here are its mean over the last ten steps and, beside it, the
-# share of malformed calls. Those are free as well, and on one seed half of the tests gave way to calls that do not even parse, at equal
-# reward. A price, even a small one, ends both.
+# At no cost `test` is a habit that nothing rewards and nothing punishes, so it drifts: here are its mean over
+# the last ten steps and, beside it, the share of malformed calls. Those are free as well, and on one seed
+# half of the tests gave way to calls that do not even parse, at equal reward. A price, even a small one, ends
+# both.
 
 # %%
 drift = history[history['step'] >= 30].groupby(['arm', 'seed'])[['tests', 'malformed']].mean()
@@ -140,7 +148,8 @@ drift.loc[['default', 'penalty 0.05']].round(3)
 # %% [markdown]
 # ## Why 0.8 and not 1?
 #
-# The base was never shown `fix_return`, and two of ten held-out tasks need it. The same training from a base that was shown all five edits:
+# The base was never shown `fix_return`, and two of ten held-out tasks need it. The same training from a base
+# that was shown all five edits:
 
 # %%
 whole, _ = arm_results(['all edits shown'], SEEDS)
@@ -161,8 +170,9 @@ whole[['arm', 'seed', 'pass_rate', 'reads', 'tests', 'edits', 'turns']].round(3)
 # | a cost of 0.3 ends in submitting at once within about ten steps | one call from step 6, 7 and 8 on; pass 0, reward −0.301 | holds |
 # | three turns make a blind guesser at the rate of the best blind edit, 0.2 | pass 0.223, no reads | holds |
 #
-# That the edits survive has a plausible cause that we did not test: our base edits right after reading more often than not, so an attempt after reading
-# is nearly always worth its price. With ten held-out tasks and three seeds the intervals are wide, and more seeds are to come.
+# That the edits survive has a plausible cause that we did not test: our base edits right after reading more
+# often than not, so an attempt after reading is nearly always worth its price. With ten held-out tasks and
+# three seeds the intervals are wide.
 #
-# **Try it.** Find the cost between 0.05 and 0.3 at which the agent gives up: add an arm with `step_penalty` 0.1 or 0.15. Then ask whether the
-# value of an attempt in the second table predicted it.
+# **Try it.** Find the cost between 0.05 and 0.3 at which the agent gives up: add an arm with `step_penalty`
+# 0.1 or 0.15. Then ask whether the value of an attempt in the second table predicted it.
