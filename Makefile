@@ -30,6 +30,7 @@ $(STAMP): pyproject.toml
 
 figures: $(STAMP)
 	@$(RUN) -m tools.export
+	@$(RUN) -m tools.warm
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --figures --jobs $(JOBS)
 
@@ -38,6 +39,7 @@ test: $(STAMP)
 
 notebooks: $(STAMP)
 	@$(RUN) -m tools.export
+	@$(RUN) -m tools.warm
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --jobs $(JOBS) $(NOTEBOOKS)
 

@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 15313f5c0599ad20
+# Body: fc6802eb53f625c1
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -188,6 +188,7 @@ __all__ = [
     "train_config",
     "train_rl",
     "trained_policy",
+    "training_code",
     "tree_text",
     "turn_name",
     "use_style",
@@ -371,6 +372,7 @@ _HOME = {
     "train_config": "arms",
     "train_arm": "arms",
     "trained_policy": "arms",
+    "training_code": "arms",
     "run_version": "arms",
     "runs_path": "arms",
     "read_runs": "arms",

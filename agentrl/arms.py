@@ -1,11 +1,12 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: af969e45e35012f4
+# Body: b9c48ba766e9d3b3
 """9.3 Name every experiment once."""
 
 import hashlib
 import json
 import os
 from dataclasses import asdict
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from unittest.mock import patch
@@ -77,10 +78,17 @@ def trained_policy(arm, seed=0):
 
 
 # 09_grpo/09_3_arms, cell 5
+@lru_cache(maxsize=1)
+def training_code():
+    """The version of the code that trains, read once a session."""
+    return code_version('training', 'base')
+
+
+# 09_grpo/09_3_arms, cell 5
 def run_version(arm):
     """A short text that changes with the arm's configuration or with any code that its result depends on."""
     config = [asdict(arm_config(arm)), BASE_EDITS.get(arm), STEPS, EVALUATION]
-    text = json.dumps([*config, code_version('training', 'base')])
+    text = json.dumps([*config, training_code()])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

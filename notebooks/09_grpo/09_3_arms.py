@@ -26,6 +26,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from unittest.mock import patch
@@ -118,10 +119,16 @@ def trained_policy(arm, seed=0):
 
 # %%
 #@save
+@lru_cache(maxsize=1)
+def training_code():
+    """The version of the code that trains, read once a session."""
+    return code_version('training', 'base')
+
+
 def run_version(arm):
     """A short text that changes with the arm's configuration or with any code that its result depends on."""
     config = [asdict(arm_config(arm)), BASE_EDITS.get(arm), STEPS, EVALUATION]
-    text = json.dumps([*config, code_version('training', 'base')])
+    text = json.dumps([*config, training_code()])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
