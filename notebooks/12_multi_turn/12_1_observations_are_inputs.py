@@ -151,6 +151,9 @@ rows = [{'owner': name, 'input positions': int((owner_in == code).sum()),
 pd.DataFrame(rows)
 
 # %% [markdown]
+# All inputs are reached but a few of the policy's own: the last token of each row that is shorter than the
+# batch, after which nothing was predicted.
+#
 # ## Experiment B: the turn budget
 #
 # Now all twenty train tasks, eight episodes each, with 6, 12 and 24 turns. An episode uses the same uniforms
