@@ -8,7 +8,7 @@ NOTEBOOKS ?=
 RUN := .venv/bin/python
 STAMP := .venv/.stamp
 
-.PHONY: help figures test notebooks lab export reproduce clean
+.PHONY: help figures test notebooks lab export reproduce bench clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
@@ -16,6 +16,7 @@ help:
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
 	@echo "make reproduce  train 40 steps with other threads, kernels and samplers, and compare"
+	@echo "make bench      time a training step against the plain loop and the machine's matrix rate"
 	@echo "make export     write agentrl/ from the notebooks"
 	@echo "make clean      remove the environment, the caches and trained policies"
 
@@ -49,6 +50,10 @@ lab: $(STAMP)
 # Forty steps under each condition that must not matter; prints by how much parameters differ.
 reproduce: $(STAMP)
 	@$(RUN) -m tools.reproduce
+
+# One training step against the plain loop and the machine's matrix rate; keep the machine quiet.
+bench: $(STAMP)
+	@$(RUN) -m tools.bench
 
 export: $(STAMP)
 	@$(RUN) -m tools.export
