@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: fc6802eb53f625c1
+# Body: 7b85d7dc0c6c43a5
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -143,6 +143,7 @@ __all__ = [
     "parse_call",
     "passes",
     "plot_bands",
+    "plot_panels",
     "probability_ratio",
     "random_task",
     "randomize_names",
@@ -207,6 +208,7 @@ _HOME = {
     "mean_interval": "plotting",
     "spread_labels": "plotting",
     "plot_bands": "plotting",
+    "plot_panels": "plotting",
     "book_results": "plotting",
     "beside_book": "plotting",
     "side_by_side": "plotting",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: 6be45777028e70fc
+# Body: 099b097555226565
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -144,6 +144,22 @@ def plot_bands(ax, frame, x, y, arm):
 
 
 # 00_start_here/00_2_figures_and_tables, cell 18
+def plot_panels(history, arms, labels, title):
+    """A figure with a panel for each column of `history` in `labels` (column: label of its axis)."""
+    n_rows = -(-len(labels) // 2)
+    fig, axes = plt.subplots(n_rows, 2, figsize=(10, 3.3 * n_rows), sharex=True, squeeze=False)
+    for ax, (column, label) in zip(axes.flat, labels.items()):                # an odd panel stays empty
+        for arm in arms:
+            plot_bands(ax, history, 'step', column, arm)
+        ax.set(ylabel=label, ylim=(0, None), xlim=(0, history['step'].max()))
+        spread_labels(ax)
+    for ax in axes[-1]:
+        ax.set_xlabel('training step')
+    fig.suptitle(title)
+    return fig
+
+
+# 00_start_here/00_2_figures_and_tables, cell 20
 def book_results(section, experiment=None):
     """The book's values for a section, such as '12.3', and an experiment: rows of book_results.csv."""
     path = Path(files('agentrl')).parent / 'figures' / 'book_results.csv'
@@ -159,7 +175,7 @@ def book_results(section, experiment=None):
     return rows[rows['experiment'] == experiment].reset_index(drop=True)
 
 
-# 00_start_here/00_2_figures_and_tables, cell 21
+# 00_start_here/00_2_figures_and_tables, cell 23
 def beside_book(ours, section, experiment):
     """For each arm and metric: our mean over seeds, its 95% t interval, number of seeds, the book's value.
 
@@ -182,7 +198,7 @@ def beside_book(ours, section, experiment):
     return pd.DataFrame(rows, columns=['arm', 'metric', 'ours', 'low', 'high', 'seeds', 'book'])
 
 
-# 00_start_here/00_2_figures_and_tables, cell 23
+# 00_start_here/00_2_figures_and_tables, cell 25
 def side_by_side(compared):
     """The table of `beside_book` for reading: a row a metric; for each arm ours (interval) and the book's."""
     def show(value):

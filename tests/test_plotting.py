@@ -28,6 +28,7 @@ from agentrl.plotting import (
     figures_dir,
     mean_interval,
     plot_bands,
+    plot_panels,
     save_figure,
     save_table,
     side_by_side,
@@ -252,3 +253,16 @@ def test_side_by_side_shows_means_intervals_and_the_book():
         table.loc["turns", ("default", "ours")].startswith("4 (") and table.loc["turns", ("default", "book")] == "3.88"
     )
     assert table.loc["turns", ("mine", "ours")] == "2" and table.loc["turns", ("mine", "book")] == ""
+
+
+def test_panels_show_every_arm_and_quantity():
+    frame = pd.DataFrame(
+        {"arm": arm, "seed": 0, "step": step, "turns": step, "reads": 1.0, "tests": 2.0}
+        for arm in ("default", "mine")
+        for step in range(3)
+    )
+    labels = {"turns": "calls an episode", "reads": "reads", "tests": "tests"}
+    fig = plot_panels(frame, ["default", "mine"], labels, "a title")
+    assert [ax.get_ylabel() for ax in fig.axes] == [*labels.values(), ""]
+    assert [len(ax.lines) for ax in fig.axes] == [2, 2, 2, 0]
+    plt.close(fig)

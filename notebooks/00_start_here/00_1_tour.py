@@ -139,19 +139,13 @@ for traj in sample_groups(learner, train[::2], tok, cfg, torch.Generator().manua
 # nothing to wait for; section 9.3 shows how they are made, and that they are what the code gives.
 
 # %%
-import matplotlib.pyplot as plt
-
 from agentrl.arms import SEEDS, arm_results
-from agentrl.plotting import plot_bands, use_style
+from agentrl.plotting import plot_panels, use_style
 
 heldout, steps = arm_results(['default'], SEEDS)
 use_style()
-fig, axes = plt.subplots(1, 2, figsize=(10, 3.4))
-panels = {'pass_rate': 'pass rate', 'reads': 'reads an episode'}
-for ax, (column, label) in zip(axes, panels.items(), strict=True):
-    plot_bands(ax, steps, 'step', column, 'default')
-    ax.set(xlabel='training step (64 episodes each)', ylabel=label, ylim=(0, None), xlim=(0, 39))
-_ = fig.suptitle('It learns to read, and passes more (line: mean of three seeds, band: their range)')
+labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode'}
+_ = plot_panels(steps, ['default'], labels, 'It learns to read, and passes more (mean and range of three seeds)')
 
 # %% [markdown]
 # And on ten tasks that it never trained on, beside the best that one can do there without looking: one edit

@@ -343,6 +343,31 @@ print('ends of lines:  ', ' '.join(f'{name.xy[1]:.3f}' for name in names))
 print('names are apart:', all(b - a > 11 - 1e-9 for a, b in zip(places, places[1:])))
 
 # %% [markdown]
+# Most figures of this book show several quantities of the same runs against training steps: a panel for each,
+# two in a row.
+
+# %%
+#@save
+def plot_panels(history, arms, labels, title):
+    """A figure with a panel for each column of `history` in `labels` (column: label of its axis)."""
+    n_rows = -(-len(labels) // 2)
+    fig, axes = plt.subplots(n_rows, 2, figsize=(10, 3.3 * n_rows), sharex=True, squeeze=False)
+    for ax, (column, label) in zip(axes.flat, labels.items()):                # an odd panel stays empty
+        for arm in arms:
+            plot_bands(ax, history, 'step', column, arm)
+        ax.set(ylabel=label, ylim=(0, None), xlim=(0, history['step'].max()))
+        spread_labels(ax)
+    for ax in axes[-1]:
+        ax.set_xlabel('training step')
+    fig.suptitle(title)
+    return fig
+
+
+# %%
+both = invented.assign(reads=1 - invented['pass_rate'])
+_ = plot_panels(both, four[:2], {'pass_rate': 'pass rate', 'reads': 'reads an episode'}, 'An invented example')
+
+# %% [markdown]
 # ## Beside the book
 #
 # The book whose sections we follow (agent-rl.tacetai.com, chapter 12) reports measured values, one seed

@@ -21,11 +21,10 @@
 # success and a held-out pass rate that tells another story.
 
 # %%
-import matplotlib.pyplot as plt
 import pandas as pd
 
 from agentrl.arms import SEEDS, arm_results
-from agentrl.plotting import plot_bands, save_figure, save_table, spread_labels, use_style
+from agentrl.plotting import plot_panels, save_figure, save_table, use_style
 from agentrl.tasks import EDIT_OPS, apply_op, make_tasks
 from agentrl.testing import run_tests
 
@@ -75,15 +74,9 @@ table.round(3)
 
 # %%
 use_style()
-fig, axes = plt.subplots(1, 2, figsize=(10, 3.4))
-panels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}
-for ax, (column, label) in zip(axes, panels.items(), strict=True):
-    for arm in arms:
-        plot_bands(ax, history, 'step', column, arm)
-    ax.set(xlabel='training step (64 episodes each)', ylabel=label, ylim=(0, None), xlim=(0, 39))
-    spread_labels(ax)
-fig.suptitle('A leaking name: three seeds (line: mean, band: seed range)')
-save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', 'pass_rate', 'reads']])
+labels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}
+fig = plot_panels(history, arms, labels, 'A leaking name: three seeds (line: mean, band: seed range)')
+save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]
 # With six turns the leak is left alone: the agent reads, as without the leak, because reading was already in

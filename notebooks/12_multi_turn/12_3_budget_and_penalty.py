@@ -21,18 +21,16 @@
 # never learns to look.
 
 # %%
-import matplotlib.pyplot as plt
 import pandas as pd
 
 from agentrl.arms import ARMS, SEEDS, arm_results
 from agentrl.plotting import (
     beside_book,
     book_results,
-    plot_bands,
+    plot_panels,
     save_figure,
     save_table,
     side_by_side,
-    spread_labels,
     use_style,
 )
 
@@ -88,19 +86,10 @@ runs[shown].round(3)
 
 # %%
 use_style()
-fig, axes = plt.subplots(2, 2, figsize=(10, 6.4), sharex=True)
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}
-for ax, (column, label) in zip(axes.flat, labels.items(), strict=True):
-    for arm in FOUR:
-        plot_bands(ax, history, 'step', column, arm)
-    ax.set(ylabel=label, ylim=(0, None), xlim=(0, 39))
-    spread_labels(ax)
-for ax in axes[1]:
-    ax.set_xlabel('training step (64 episodes each)')
-fig.suptitle('Figure 12.2  Four arms, three seeds each (line: mean, band: seed range)')
-curves = history[['arm', 'seed', 'step', 'pass_rate', 'reads', 'tests', 'turns']]
-save_figure(fig, '12_2_four_arms', curves)
+fig = plot_panels(history, FOUR, labels, 'Figure 12.2  Four arms, three seeds (line: mean, band: seed range)')
+save_figure(fig, '12_2_four_arms', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]
 # When do the turning points come? The book's values, where it gives them, stand beside ours. Curves are
