@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: b9c48ba766e9d3b3
+# Body: 0abdac47d94cc48d
 """9.3 Name every experiment once."""
 
 import hashlib
@@ -92,24 +92,28 @@ def run_version(arm):
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-# 09_grpo/09_3_arms, cell 5
+# 09_grpo/09_3_arms, cell 7
 def runs_path(name):
     """Where the table `name` of runs is stored."""
     return Path(files('agentrl')).parent / 'figures' / 'data' / f'{name}.csv'
 
 
-# 09_grpo/09_3_arms, cell 5
+# 09_grpo/09_3_arms, cell 7
 def read_runs(name):
     """A stored table, empty if there is none yet."""
     path = runs_path(name)
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=['arm', 'seed', 'version'])
 
 
-# 09_grpo/09_3_arms, cell 5
+# 09_grpo/09_3_arms, cell 7
 def store_run(arm, seed, run):
-    """Put a run's rows into both tables, in place of older rows of the same arm and seed; all or nothing."""
+    """Put a run's rows into both tables, in place of older rows of the same arm and seed.
+
+    The row in `heldout` says that a run is complete, so it is written last: a run that is interrupted between
+    the tables is made again.
+    """
     label = {'arm': arm, 'seed': seed, 'version': run_version(arm)}
-    fresh = {'heldout': [run['heldout']], 'history': run['history']}
+    fresh = {'history': run['history'], 'heldout': [run['heldout']]}
     runs_path('heldout').parent.mkdir(parents=True, exist_ok=True)
     with FileLock(runs_path('heldout').with_suffix('.lock')):
         for name, rows in fresh.items():
@@ -123,14 +127,14 @@ def store_run(arm, seed, run):
             os.replace(part, runs_path(name))
 
 
-# 09_grpo/09_3_arms, cell 6
+# 09_grpo/09_3_arms, cell 8
 def train_and_label(arm, seed):
     """What a worker process does: one run on one thread."""
     torch.set_num_threads(1)
     return arm, seed, train_arm(arm, seed)
 
 
-# 09_grpo/09_3_arms, cell 6
+# 09_grpo/09_3_arms, cell 8
 def arm_results(arms, seeds, jobs=2):
     """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress."""
     stored = read_runs('heldout')

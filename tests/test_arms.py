@@ -40,6 +40,24 @@ def test_rows_are_replaced_not_doubled_and_floats_survive(store):
     assert sorted(path.suffix for path in store.iterdir() if path.suffix != ".lock") == [".csv", ".csv"]
 
 
+def test_a_run_interrupted_between_the_tables_does_not_count_as_stored(store, monkeypatch):
+    replaced, replace = [], arms.os.replace
+
+    def killed(source, target):
+        if replaced:
+            raise KeyboardInterrupt
+        replaced.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(arms.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store_run("default", 0, RUN)
+    monkeypatch.setattr(arms.os, "replace", replace)
+    monkeypatch.setattr(arms, "train_and_label", lambda arm, seed: (arm, seed, RUN))
+    heldout, history = arm_results(["default"], seeds=(0,), jobs=1)
+    assert len(heldout) == 1 and len(history) == 2
+
+
 def test_only_what_is_missing_or_old_is_trained(store, monkeypatch):
     trained = []
 

@@ -132,6 +132,11 @@ def run_version(arm):
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+# %%
+print('each arm has a version of its own:', len({run_version(arm) for arm in ARMS}) == len(ARMS))
+
+# %%
+#@save
 def runs_path(name):
     """Where the table `name` of runs is stored."""
     return Path(files('agentrl')).parent / 'figures' / 'data' / f'{name}.csv'
@@ -144,9 +149,13 @@ def read_runs(name):
 
 
 def store_run(arm, seed, run):
-    """Put a run's rows into both tables, in place of older rows of the same arm and seed; all or nothing."""
+    """Put a run's rows into both tables, in place of older rows of the same arm and seed.
+
+    The row in `heldout` says that a run is complete, so it is written last: a run that is interrupted between
+    the tables is made again.
+    """
     label = {'arm': arm, 'seed': seed, 'version': run_version(arm)}
-    fresh = {'heldout': [run['heldout']], 'history': run['history']}
+    fresh = {'history': run['history'], 'heldout': [run['heldout']]}
     runs_path('heldout').parent.mkdir(parents=True, exist_ok=True)
     with FileLock(runs_path('heldout').with_suffix('.lock')):
         for name, rows in fresh.items():

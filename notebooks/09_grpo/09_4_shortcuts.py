@@ -13,12 +13,13 @@
 # ---
 
 # %% [markdown]
-# # 9.4 Close the shortcuts, or the agent will take them
+# # 9.4 Close the shortcuts: the agent takes them where the honest way is dear
 #
-# A policy is paid for passing tests, not for reading code. If anything else in the episode gives the answer
-# away, it will learn that instead: it is shorter. Here we open one such leak on purpose. Each training task
-# keeps its own function name, and the name stands in the prompt. We will see a training curve that looks like
-# success and a held-out pass rate that tells another story.
+# A policy is paid for passing tests, not for reading code. If something else in the episode gives the answer
+# away, it may learn that instead, whenever that is easier than the honest way. Here we open one such leak on
+# purpose: each training task keeps its own function name, and the name stands in the prompt. We will see an
+# agent that leaves the leak alone, and one whose training curve looks like success while its held-out pass
+# rate tells another story.
 
 # %%
 import pandas as pd
