@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 7b85d7dc0c6c43a5
+# Body: 788057d234312057
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -52,6 +52,7 @@ __all__ = [
     "PAD",
     "PlainPickler",
     "PlainReader",
+    "Queries",
     "REWARD_KINDS",
     "RLConfig",
     "RUNNER",
@@ -69,6 +70,7 @@ __all__ = [
     "Trajectory",
     "VISIBLE_INPUTS",
     "Verdict",
+    "action_log_probs",
     "add_token",
     "aggregate",
     "apply_op",
@@ -77,6 +79,7 @@ __all__ = [
     "arm_config",
     "arm_results",
     "attend_causally",
+    "attend_in_rows",
     "attend_to_cache",
     "base_weights",
     "behavior_stats",
@@ -102,6 +105,7 @@ __all__ = [
     "collate",
     "compact_source",
     "compute_advantages",
+    "count_work",
     "demonstrate",
     "demonstrations",
     "dither",
@@ -114,6 +118,8 @@ __all__ = [
     "evaluate",
     "figures_dir",
     "group_advantages",
+    "group_batch",
+    "hidden_where",
     "imported_modules",
     "infer_op",
     "init_weights",
@@ -126,6 +132,7 @@ __all__ = [
     "make_bytes",
     "make_env",
     "make_issue",
+    "make_queries",
     "make_reward",
     "make_rl_base",
     "make_tasks",
@@ -139,7 +146,9 @@ __all__ = [
     "module_source",
     "notebook_edits",
     "outside_functions",
+    "pack",
     "pad_rows",
+    "padded_log_probs",
     "parse_call",
     "passes",
     "plot_bands",
@@ -264,6 +273,8 @@ _HOME = {
     "merge_heads": "model",
     "attend_causally": "model",
     "KVCache": "model",
+    "Queries": "model",
+    "make_queries": "model",
     "NewTokens": "model",
     "lay_out": "model",
     "attend_to_cache": "model",
@@ -273,6 +284,11 @@ _HOME = {
     "check_ids": "model",
     "selected_log_probs": "model",
     "sequence_log_probs": "model",
+    "pack": "packing",
+    "attend_in_rows": "packing",
+    "hidden_where": "packing",
+    "padded_log_probs": "packing",
+    "action_log_probs": "packing",
     "Verdict": "testing",
     "RUNNER": "testing",
     "MAX_OUTPUT": "testing",
@@ -364,6 +380,7 @@ _HOME = {
     "evaluate": "training",
     "rl_update": "training",
     "minibatch_step": "training",
+    "group_batch": "training",
     "train_rl": "training",
     "ARMS": "arms",
     "BASE_EDITS": "arms",
@@ -381,6 +398,7 @@ _HOME = {
     "store_run": "arms",
     "train_and_label": "arms",
     "arm_results": "arms",
+    "count_work": "work",
 }
 
 

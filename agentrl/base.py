@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_5_rl_base.py. Do not edit: change it there, then `make export`.
-# Body: d4164262837e432e
+# Body: 2ff5404b6fe40075
 """5.5 Start from a policy that mostly fails, in useful ways."""
 
 import torch
@@ -8,7 +8,8 @@ from tqdm import tqdm
 from agentrl.cache import cached
 from agentrl.environment import EditBudgetEnv
 from agentrl.episodes import MAX_CALL_TOKENS, Episode, collate, length_buckets, make_trajectory, take_rows
-from agentrl.model import TinyAgent, sequence_log_probs
+from agentrl.model import TinyAgent
+from agentrl.packing import action_log_probs
 from agentrl.tasks import EDIT_OPS, make_tasks, randomize_names
 from agentrl.tokenizer import CALL, CALL_END, Tokenizer
 
@@ -91,8 +92,8 @@ def clone_step(policy, optimizer, batch):
     n_actions, total = batch['action_mask'].sum(), 0.0
     for rows in length_buckets(batch['length']):
         piece = take_rows(batch, rows)
-        logp = sequence_log_probs(policy, piece['ids'])                           # [b, t-1]
-        loss = -logp[piece['action_mask']].sum() / n_actions
+        logp = action_log_probs(policy, piece['ids'], piece['length'], piece['action_mask'])    # [b, t-1]
+        loss = -logp.sum() / n_actions
         loss.backward()
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -116,7 +117,7 @@ def clone(tok, edits, seed):
     policy, tasks = TinyAgent(len(tok), seed=seed), make_tasks('train')
     progress = tqdm(total=350, desc='RL base')
     for habits, steps, n, lr in (({read_and_edit: 1.0}, 200, 32, 3e-3), (HABITS, 150, 64, 1e-3)):
-        optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
+        optimizer = torch.optim.Adam(policy.parameters(), lr=lr, fused=True)
         warm_up_and_decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step, steps=steps: min((step + 1) / 20, 1.0, 2 * (1 - step / steps)))
         for _ in range(steps):

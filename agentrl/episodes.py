@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_2_episodes.py. Do not edit: change it there, then `make export`.
-# Body: 28d1463a22525661
+# Body: 15908fa0ef6beb40
 """5.2 Keep a record of who wrote each token."""
 
 from dataclasses import dataclass, field
@@ -140,6 +140,6 @@ def take_rows(batch, rows):
 
 
 # 05_trajectories/05_2_episodes, cell 13
-def length_buckets(length, size=16):
+def length_buckets(length, size=32):
     """Row numbers sorted by length and cut into buckets of `size`: length [B] -> list of [<=size]."""
     return list(length.argsort(stable=True).split(size))

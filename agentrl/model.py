@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
-# Body: 86444d013af5b691
+# Body: a828ac1ead37c89e
 """3.2 Build TinyAgent and read each token once."""
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from torch import nn
 
 # 03_model/03_2_tiny_agent, cell 2
 class Block(nn.Module):
-    """Pre-norm transformer block: x [..., d] -> [..., d]."""
+    """Pre-norm transformer block: x [B, T, d] -> [B, T, d], or x [N, d] -> [M, d], the tokens to keep."""
 
     def __init__(self, d, d_mlp, dtype):
         super().__init__()
@@ -22,9 +22,9 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(d, d_mlp, dtype=dtype), nn.ReLU(),
                                  nn.Linear(d_mlp, d, dtype=dtype))
 
-    def forward(self, x, attend):
+    def forward(self, x, attend, keep=slice(None)):
         h = self.norm1(x)
-        x = x + self.out(attend(self.query(h), self.key(h), self.value(h)))
+        x = x[keep] + self.out(attend(self.query(h), self.key(h), self.value(h))[keep])
         return x + self.mlp(self.norm2(x))
 
 
@@ -53,7 +53,7 @@ def attend_causally(n_heads):
 # 03_model/03_2_tiny_agent, cell 4
 @dataclass
 class KVCache:
-    """Keys and values read so far: kv [layers, 2, R, H, width, d/H], lengths [R]."""
+    """Keys and values read so far: kv [layers, 2, R, width, d], lengths [R]."""
     kv: torch.Tensor
     lengths: torch.Tensor
 
@@ -63,51 +63,71 @@ class KVCache:
 
     def widen(self, width):
         """The same cache with room for at least `width` tokens a row, in steps of 64."""
-        extra = 0 if width <= self.kv.shape[4] else -(-width // 64) * 64 - self.kv.shape[4]
+        extra = 0 if width <= self.kv.shape[3] else -(-width // 64) * 64 - self.kv.shape[3]
         return self if extra == 0 else replace(self, kv=F.pad(self.kv, (0, 0, 0, extra)))
 
 
 # 03_model/03_2_tiny_agent, cell 5
 @dataclass
-class NewTokens:
-    """All rows' new tokens end to end: ids, row, offset in its news, position [N]; mask [R, 1, n, width]."""
-    ids: torch.Tensor
-    row: torch.Tensor
-    offset: torch.Tensor
-    position: torch.Tensor
-    mask: torch.Tensor
+class Queries:
+    """A rectangle of queries: rows of the cache [r]; token (its number among the new), real [r, n]; mask."""
+    rows: torch.Tensor | slice
+    token: torch.Tensor
+    real: torch.Tensor
+    mask: torch.Tensor                                                            # [r, 1, n, width]
 
 
 # 03_model/03_2_tiny_agent, cell 5
+def make_queries(rows, first, n_tokens, start):
+    """Queries of `n_tokens` [r] tokens a row: number `first` [r] and following, at position `start` [r]."""
+    offset = torch.arange(int(n_tokens.max()))                                    # [n]
+    real = offset < n_tokens[:, None]                                             # [r, n]
+    keys = torch.arange(int((start + n_tokens).max()))                            # [width]
+    mask = keys <= (start[:, None] + offset)[..., None]                           # [r, n, width]
+    return Queries(rows, (first[:, None] + offset).where(real, 0), real, mask[:, None])
+
+
+# 03_model/03_2_tiny_agent, cell 6
+@dataclass
+class NewTokens:
+    """All rows' new tokens end to end: ids, row, position [N]; their queries, the last of each row first."""
+    ids: torch.Tensor
+    row: torch.Tensor
+    position: torch.Tensor
+    queries: list
+
+
+# 03_model/03_2_tiny_agent, cell 6
 def lay_out(new_ids, lengths):
     """NewTokens of a list of ids a row (some may be empty), for rows that have read `lengths` [R] tokens."""
     n_new = torch.tensor([len(ids) for ids in new_ids])                           # [R]
+    first = n_new.cumsum(0) - n_new                                               # [R]
     row = torch.arange(len(new_ids)).repeat_interleave(n_new)                     # [N]
-    offset = torch.arange(len(row)) - (n_new.cumsum(0) - n_new)[row]              # [N]
-    queries = lengths[:, None] + torch.arange(int(n_new.max()))                   # [R, n]
-    keys = torch.arange(int((lengths + n_new).max()))                             # [width]
-    return NewTokens(ids=torch.tensor([i for ids in new_ids for i in ids]), row=row, offset=offset,
-                     position=lengths[row] + offset, mask=(keys <= queries[..., None])[:, None])
+    queries = [make_queries(slice(None), first + n_new - 1, n_new.clamp(max=1), lengths + n_new - 1)]
+    more = (n_new > 1).nonzero()[:, 0]                                            # [r]
+    if len(more):
+        queries.append(make_queries(more, first[more], n_new[more] - 1, lengths[more]))
+    return NewTokens(ids=torch.tensor([i for ids in new_ids for i in ids]), row=row, queries=queries,
+                     position=lengths[row] + torch.arange(len(row)) - first[row])
 
 
-# 03_model/03_2_tiny_agent, cell 7
-def attend_to_cache(kv, new, n_heads):
-    """Attention over a layer's cache kv [2, R, H, width, d/H]; keys and values of new tokens go in first."""
-    n_rows, _, n, width = new.mask.shape
-
+# 03_model/03_2_tiny_agent, cell 8
+def attend_to_cache(kv, new, queries, n_heads):
+    """Attention over a layer's cache kv [2, R, width, d], into which new keys and values go first."""
     def attend(q, k, v):                                                          # each [N, d]
-        for store, x in zip(kv, (k, v), strict=True):
-            store[new.row, :, new.position] = x.unflatten(-1, (n_heads, -1))
-        spread = q.new_zeros(n_rows, n, q.shape[-1])                              # [R, n, d]
-        spread[new.row, new.offset] = q
-        seen = F.scaled_dot_product_attention(
-            split_heads(spread, n_heads), kv[0, :, :, :width], kv[1, :, :, :width], attn_mask=new.mask)
-        return merge_heads(seen)[new.row, new.offset]                             # [N, d]
+        kv[0, new.row, new.position], kv[1, new.row, new.position] = k, v
+        seen = torch.zeros_like(q)                                                # [N, d]
+        for part in queries:
+            keys, values = kv[:, :, :part.mask.shape[-1]][:, part.rows]           # each [r, width, d]
+            out = merge_heads(F.scaled_dot_product_attention(
+                *(split_heads(x, n_heads) for x in (q[part.token], keys, values)), attn_mask=part.mask))
+            seen[part.token[part.real]] = out[part.real]
+        return seen
 
     return attend
 
 
-# 03_model/03_2_tiny_agent, cell 8
+# 03_model/03_2_tiny_agent, cell 9
 class TinyAgent(nn.Module):
     """Decoder-only transformer policy: `vocab_size` words, up to `max_len` tokens, on the CPU in float64."""
     def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256,
@@ -124,32 +144,37 @@ class TinyAgent(nn.Module):
     def forward(self, ids):
         """Logits [B, T, V] for the token after each of ids [B, T]."""
         check_ids(self, ids, ids.shape[1])
+        return self.head(self.hidden(ids))
+
+    def hidden(self, ids):
+        """What the head reads, [B, T, d], of ids [B, T]."""
         x = self.tokens(ids) + self.positions.weight[:ids.shape[1]]               # [B, T, d]
         for block in self.blocks:
             x = block(x, attend_causally(self.n_heads))
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     def empty_cache(self, n_rows):
         """A cache for `n_rows` episodes of which nothing has been read."""
-        d_head = self.head.in_features // self.n_heads
-        kv = torch.zeros(len(self.blocks), 2, n_rows, self.n_heads, 0, d_head, dtype=self.head.weight.dtype)
+        kv = torch.zeros(len(self.blocks), 2, n_rows, 0, self.head.in_features, dtype=self.head.weight.dtype)
         return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
 
     @torch.no_grad()
     def extend(self, new_ids, cache):
         """Read new ids (a list a row, some empty); logits [R', V] of rows that got some, and the cache."""
         new = lay_out(new_ids, cache.lengths)
-        cache = cache.widen(new.mask.shape[-1])
-        check_ids(self, new.ids, new.mask.shape[-1])
+        n_read = int(new.position.max()) + 1
+        check_ids(self, new.ids, n_read)
+        cache, last = cache.widen(n_read), new.queries[0]
         x = self.tokens(new.ids) + self.positions(new.position)                   # [N, d]
-        for kv, block in zip(cache.kv, self.blocks, strict=True):
-            x = block(x, attend_to_cache(kv, new, self.n_heads))
-        n_new = new.row.bincount(minlength=len(new_ids))                          # [R]
-        last = (n_new.cumsum(0) - 1)[n_new > 0]                                   # [R']
-        return self.head(self.norm(x[last])), replace(cache, lengths=cache.lengths + n_new)
+        for kv, block in zip(cache.kv[:-1], self.blocks[:-1], strict=True):
+            x = block(x, attend_to_cache(kv, new, new.queries, self.n_heads))
+        x = self.blocks[-1](x, attend_to_cache(cache.kv[-1], new, [last], self.n_heads),
+                            keep=last.token[last.real])                           # [R', d]
+        lengths = cache.lengths + new.row.bincount(minlength=len(new_ids))
+        return self.head(self.norm(x)), replace(cache, lengths=lengths)
 
 
-# 03_model/03_2_tiny_agent, cell 9
+# 03_model/03_2_tiny_agent, cell 10
 def init_weights(model, rng):
     """Normal weights, deviation 0.02 to 0.12 by width, residual outputs over sqrt(2 layers); zero biases."""
     residual = {id(m) for block in model.blocks for m in (block.out, block.mlp[2])}
@@ -163,14 +188,14 @@ def init_weights(model, rng):
                 nn.init.zeros_(module.bias)
 
 
-# 03_model/03_2_tiny_agent, cell 9
+# 03_model/03_2_tiny_agent, cell 10
 def check_heads(d, n_heads):
     """ValueError if the width does not divide into heads."""
     if d % n_heads:
         raise ValueError(f'd={d} must be a multiple of n_heads={n_heads}')
 
 
-# 03_model/03_2_tiny_agent, cell 9
+# 03_model/03_2_tiny_agent, cell 10
 def check_ids(model, ids, length):
     """ValueError if the batch is longer than the context or holds a word the model has no row for."""
     if length > model.max_len:
@@ -181,13 +206,13 @@ def check_ids(model, ids, length):
                          'build TinyAgent(len(tok)) from the tokenizer that made these ids')
 
 
-# 03_model/03_2_tiny_agent, cell 12
+# 03_model/03_2_tiny_agent, cell 13
 def selected_log_probs(logits, ids):
     """log softmax(logits)[ids]: logits [..., V], ids [...] -> [...]."""
     return logits.gather(-1, ids[..., None])[..., 0] - logits.logsumexp(-1)
 
 
-# 03_model/03_2_tiny_agent, cell 12
+# 03_model/03_2_tiny_agent, cell 13
 def sequence_log_probs(model, ids, temperature=1.0):
     """log p(ids[:, t+1] | ids[:, :t+1]) at the given temperature: [B, T] -> [B, T-1]."""
     return selected_log_probs(model(ids[:, :-1]) / temperature, ids[:, 1:])

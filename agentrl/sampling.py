@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_3_lockstep_sampler.py. Do not edit: change it there, then `make export`.
-# Body: 4631b8443d39b173
+# Body: 9bf0787ea1caaade
 """5.3 Sample many episodes in lockstep, and get the same tokens whatever the batch."""
 
 import torch
@@ -101,7 +101,7 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
 
 
 # 05_trajectories/05_3_lockstep_sampler, cell 11
-def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None):
+def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None, reader=CachedReader):
     """`n` (default cfg.group_size) episodes of every task, groups contiguous: list of Trajectory.
 
     Each episode gets new names unless `cfg.fresh_names` is False (section 9.4 shows why one wants them new).
@@ -109,14 +109,15 @@ def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=No
     copies = [task for task in tasks for _ in range(n or cfg.group_size)]
     named = [randomize_names(task, generator) for task in copies] if cfg.fresh_names else copies
     envs = [env_factory(cfg) for _ in named]
-    return rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, generator)
+    return rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, generator, reader)
 
 
 # 05_trajectories/05_3_lockstep_sampler, cell 11
-def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env):
+def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env, reader=CachedReader):
     """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
     if cfg.prompts_per_step > len(tasks):
         raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than '
                          f'the {len(tasks)} tasks there are')
     picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
-    return sample_groups(policy, [tasks[n] for n in picks], tok, cfg, generator, env_factory)
+    picked = [tasks[n] for n in picks]
+    return sample_groups(policy, picked, tok, cfg, generator, env_factory, reader=reader)

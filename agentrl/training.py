@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: 1e3388514ef9de33
+# Body: fac619ea4e0f64b6
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from agentrl.advantages import compute_advantages
 from agentrl.aggregation import AGGREGATIONS, loss_weights
 from agentrl.environment import check_count, make_env
 from agentrl.episodes import collate, length_buckets, take_rows
-from agentrl.model import sequence_log_probs
+from agentrl.packing import action_log_probs
 from agentrl.ppo import clip_fraction, clipped_loss
 from agentrl.rewards import make_reward
 from agentrl.sampling import sample_groups, sample_step
@@ -35,7 +35,7 @@ class RLConfig:
     clip: float = 0.2
     epochs: int = 1
     minibatches: int = 2
-    bucket_size: int = 16
+    bucket_size: int = 32
     lr: float = 7e-4
     max_grad_norm: float = 1.0
     fresh_names: bool = True
@@ -82,25 +82,25 @@ def evaluate(policy, tasks, tok, n_samples, generator, cfg, env_factory=make_env
 
 
 # 09_grpo/09_2_training_loop, cell 6
-def rl_update(policy, opt, batch, advantages, cfg):
+def rl_update(policy, opt, batch, advantages, cfg, log_probs=action_log_probs):
     """`epochs` × `minibatches` clipped steps, advantages [B, T-1]; means of clip_fraction and grad_norm."""
     batch, steps = batch | {'advantages': advantages}, []
     for _ in range(cfg.epochs):
         for first in range(cfg.minibatches):
             rows = torch.arange(len(batch['ids']))[first::cfg.minibatches]
-            steps.append(minibatch_step(policy, opt, take_rows(batch, rows), cfg))
+            steps.append(minibatch_step(policy, opt, take_rows(batch, rows), cfg, log_probs))
     return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
 
 # 09_grpo/09_2_training_loop, cell 6
-def minibatch_step(policy, opt, minibatch, cfg):
+def minibatch_step(policy, opt, minibatch, cfg, log_probs):
     """One optimiser step; the minibatch is computed in buckets of rows of similar length."""
     opt.zero_grad()
     minibatch = minibatch | {'weights': loss_weights(minibatch['action_mask'], cfg.loss_agg)}
     clipped = 0.0
     for rows in length_buckets(minibatch['length'], cfg.bucket_size):
         piece = take_rows(minibatch, rows)
-        logp = sequence_log_probs(policy, piece['ids'], cfg.temperature)          # [b, t-1]
+        logp = log_probs(policy, piece['ids'], piece['length'], piece['action_mask'], cfg.temperature)
         clipped_loss(logp, piece['logp'], piece['advantages'], piece['weights'], cfg.clip).backward()
         share = clip_fraction(logp, piece['logp'], piece['advantages'], piece['action_mask'], cfg.clip)
         clipped += (share * piece['action_mask'].sum() / minibatch['action_mask'].sum()).item()
@@ -110,16 +110,22 @@ def minibatch_step(policy, opt, minibatch, cfg):
 
 
 # 09_grpo/09_2_training_loop, cell 8
-def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env):
+def group_batch(trajs, tok, cfg):
+    """The trajectories as a batch, and their group advantages [B, T-1]."""
+    batch = collate(trajs, tok.pad_id)
+    return batch, compute_advantages(batch, cfg)
+
+
+# 09_grpo/09_2_training_loop, cell 8
+def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
     """Train `policy` in place; returns the history, a dict of behaviour and update statistics a step."""
     generator = torch.Generator().manual_seed(cfg.seed)
-    opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5)
+    opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
     history = []
     with tqdm(range(steps), desc='RL') as progress:
         for step in progress:
-            trajs = sample_step(policy, tasks, tok, cfg, generator, env_factory)
-            batch = collate(trajs, tok.pad_id)
-            update = rl_update(policy, opt, batch, compute_advantages(batch, cfg), cfg)
+            trajs = sample(policy, tasks, tok, cfg, generator, env_factory)
+            update = rl_update(policy, opt, *prepare(trajs, tok, cfg), cfg)
             history.append({'step': step} | behavior_stats(trajs) | update)
             progress.set_postfix_str(f"pass {history[-1]['pass_rate']:.2f}")
     return history

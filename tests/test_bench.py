@@ -1,8 +1,9 @@
+import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from agentrl.model import TinyAgent
-from tools.bench import operations
+from tools import bench
 
 
 def counted(model, n):
@@ -18,9 +19,32 @@ def test_operations_are_those_of_the_matrix_products_and_attention():
     model = TinyAgent(11, d=8, n_layers=2, n_heads=2, d_mlp=16, max_len=32)
     for n in (1, 7):
         attention = 2 * 4 * 8 * n * (n + 1) / 2
-        assert operations(model, [n]) / 4 == counted(model, n) + attention
+        assert bench.operations(model, n) / 4 == counted(model, n) + attention
 
 
-def test_operations_add_up_over_episodes():
-    model = TinyAgent(11, d=8, n_heads=2)
-    assert operations(model, [5, 9]) == operations(model, [5]) + operations(model, [9])
+TINY = bench.Case("context", 32, {"prompts_per_step": 1, "group_size": 2, "max_turns": 2}, {"max_len": 32}, steps=1)
+
+
+def test_both_methods_sample_the_same_and_a_row_is_complete():
+    row = bench.measure(TINY, memory=False)
+    assert row["varied"] == "context" and row["value"] == 32
+    assert row["plain / ours"] > 0 and row["ours / floor"] > 0
+    assert 0 < row["sampling, share of ours"] < 1
+
+
+def test_other_episodes_are_noticed(monkeypatch):
+    monkeypatch.setitem(bench.METHODS, "plain", (lambda model, n: FirstWord(n), bench.padded_log_probs))
+    with pytest.raises(RuntimeError, match="different episodes"):
+        bench.measure(TINY, memory=False)
+
+
+class FirstWord:
+    """A reader that always wants the end of a call."""
+
+    def __init__(self, n_rows):
+        self.n_rows = n_rows
+
+    def next_logits(self, new_ids):
+        logits = torch.zeros(len(new_ids), 94, dtype=torch.float64)
+        logits[:, bench.build_tokenizer(bench.make_tasks("all")).call_end_id] = 50.0
+        return logits

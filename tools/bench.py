@@ -1,19 +1,28 @@
-"""Time a training step against the plain loop and against the machine's matrix rate, in one process on one thread.
+"""Time training against the plain loop and against the machine's matrix rate, in one process on one thread.
 
-    python -m tools.bench                  the default run
-    python -m tools.bench --grid           and larger groups, more turns
+    python -m tools.bench            the default run and how it grows; writes figures/data/bench.csv (about ten minutes)
+    python -m tools.bench --quick    three steps of the default run only; writes nothing
 
 plain: a full forward pass of the padded context for every sampled token, and an update on the padded batch.
-ours:  the cached sampler and length buckets.
-floor: the floating-point operations that the episodes need, at the rate of a large matrix product in the same dtype.
+ours:  the cached sampler of section 5.3 and the packed rows of section 3.3.
+floor: the floating-point operations to read every token once and to train on every token once, at the rate of a
+       large matrix product in the same dtype. (Ours leaves some of them out: the last block and the head where no
+       action is predicted.)
 
-Times are this machine's; only ratios mean something elsewhere.
+Both sample the same episodes, and the bench stops if they do not. The tests of the candidate programs have been
+executed before (a run meets some 130 of them, at about 20 ms each). Times are this machine's; ratios travel better.
 """
 
+import resource
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Annotated
 
+import joblib
 import pandas as pd
 import torch
 import typer
@@ -21,25 +30,49 @@ from tqdm import tqdm
 
 from agentrl.advantages import compute_advantages
 from agentrl.base import make_rl_base
-from agentrl.environment import make_env
 from agentrl.episodes import collate
-from agentrl.sampling import CachedReader, PlainReader, rollout_batch
-from agentrl.tasks import make_tasks, randomize_names
+from agentrl.model import TinyAgent
+from agentrl.packing import action_log_probs, padded_log_probs
+from agentrl.sampling import CachedReader, PlainReader, sample_step
+from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, rl_update
+from agentrl.training import RLConfig, rl_update, train_rl
 
-GRID = [{"group_size": 32}, {"max_turns": 12}, {"max_turns": 24}]
+METHODS = {"plain": (PlainReader, padded_log_probs), "ours": (CachedReader, action_log_probs)}
+TABLE = Path(__file__).parents[1] / "figures" / "data" / "bench.csv"
 
 
-def matrix_rate(n: int = 512, seconds: float = 1.0, dtype: torch.dtype = torch.float64) -> float:
-    """Floating-point operations a second of an n x n matrix product."""
-    a, count, start = torch.ones(n, n, dtype=dtype), 0, time.perf_counter()
+@dataclass(frozen=True)
+class Case:
+    """One row: what is varied and its value, the configuration, and the model (the RL base if it is not described)."""
+
+    varied: str
+    value: int
+    config: dict
+    model: dict = field(default_factory=dict)
+    steps: int = 3
+
+
+# The untrained policy of other widths and contexts writes malformed calls until its turns, or its context, are used up.
+SMALL = {"prompts_per_step": 2}
+CASES = [
+    Case("default run", 40, {}, steps=40),
+    *(Case("group size", n, {"group_size": n}, steps=max(1, 24 // n)) for n in (8, 32, 128)),
+    *(Case("turns", n, {"max_turns": n}) for n in (6, 12, 24)),
+    *(Case("context", n, SMALL | {"max_turns": n}, {"max_len": n}, steps=1) for n in (64, 128, 256, 512)),
+    *(Case("width", n, SMALL, {"d": n, "d_mlp": 3 * n}) for n in (32, 64, 128, 256)),
+]
+
+
+def matrix_rate(n: int = 512, seconds: float = 1.0) -> float:
+    """Floating-point operations a second of an n x n matrix product in float64."""
+    a, count, start = torch.ones(n, n, dtype=torch.float64), 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         _, count = a @ a, count + 1
     return count * 2 * n**3 / (time.perf_counter() - start)
 
 
-def operations(policy: torch.nn.Module, lengths: list[int]) -> float:
+def operations(policy: torch.nn.Module, length: int) -> float:
     """Operations to read each token once and to train once: 2 a weight and token forward, 4 backward, and attention.
 
     A token at position p attends to p keys: 4 d p operations a layer. Embeddings are looked up, not multiplied.
@@ -47,62 +80,113 @@ def operations(policy: torch.nn.Module, lengths: list[int]) -> float:
     d, n_layers = policy.head.in_features, len(policy.blocks)
     lookups = policy.tokens.weight.numel() + policy.positions.weight.numel()
     weights = sum(p.numel() for p in policy.parameters() if p.dim() == 2) - lookups
-    forward = sum(2 * weights * n + n_layers * 4 * d * n * (n + 1) / 2 for n in lengths)
-    return 4 * forward  # once in sampling, three times in the update
+    return 4 * (2 * weights * length + n_layers * 4 * d * length * (length + 1) / 2)  # once in sampling, thrice after
 
 
-def timed_steps(policy, tok, cfg: RLConfig, reader, steps: int) -> tuple[float, float, list[int]]:
-    """Seconds of sampling and of updating over some training steps, and the lengths of the episodes."""
-    rng, tasks = torch.Generator().manual_seed(cfg.seed), make_tasks("train")
-    opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5)
-    sampling = updating = 0.0
-    lengths: list[int] = []
-    for step in range(steps + 1):  # the first fills caches and does not count
-        picks = torch.randperm(len(tasks), generator=rng)[: cfg.prompts_per_step].tolist()
-        named = [randomize_names(tasks[n], rng) for n in picks for _ in range(cfg.group_size)]
+def start_policy(case: Case, tok) -> TinyAgent:
+    """The RL base, or an untrained model of the case's shape."""
+    return TinyAgent(len(tok), **case.model) if case.model or case.varied == "width" else make_rl_base(tok)
+
+
+def timed_run(case: Case, method: str, steps: int) -> dict:
+    """Seconds of sampling and of updating over some training steps, and the episodes' lengths."""
+    tok, tasks, cfg = build_tokenizer(make_tasks("all")), make_tasks("train"), RLConfig(**case.config)
+    policy, rng = start_policy(case, tok), torch.Generator().manual_seed(cfg.seed)
+    opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
+    reader, log_probs = METHODS[method]
+    if method == "plain":  # the whole minibatch is one padded rectangle
+        cfg = RLConfig(**case.config, bucket_size=cfg.prompts_per_step * cfg.group_size)
+    run = {"sampling": 0.0, "update": 0.0, "lengths": [], "policy": policy}
+    for _ in tqdm(range(steps), desc=f"{case.varied} {case.value}, {method}", leave=False):
         start = time.perf_counter()
-        envs = [make_env(cfg) for _ in named]
-        trajs = rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, rng, reader)
+        trajs = sample_step(policy, tasks, tok, cfg, rng, reader=reader)
         middle = time.perf_counter()
         batch = collate(trajs, tok.pad_id)
-        rl_update(policy, opt, batch, compute_advantages(batch, cfg), cfg)
-        if step:
-            sampling, updating = sampling + middle - start, updating + time.perf_counter() - middle
-            lengths += [len(traj.ids) for traj in trajs]
-    return sampling, updating, lengths
+        rl_update(policy, opt, batch, compute_advantages(batch, cfg), cfg, log_probs)
+        run["sampling"] += middle - start
+        run["update"] += time.perf_counter() - middle
+        run["lengths"] += [len(traj.ids) for traj in trajs]
+    return run
 
 
-def measure(change: dict, steps: int) -> dict:
-    """One row: the plain loop, ours and the floor, for the default configuration with a change."""
-    tok, cfg = build_tokenizer(make_tasks("all")), RLConfig(**change)
-    whole = replace(cfg, bucket_size=cfg.prompts_per_step * cfg.group_size)  # one bucket: the padded batch
-    plain = timed_steps(make_rl_base(tok), tok, whole, PlainReader, steps)
-    ours = timed_steps(make_rl_base(tok), tok, cfg, CachedReader, steps)
-    if plain[2] != ours[2]:
+def peak_memory(case: Case, method: str) -> float:
+    """Megabytes by which one training step raises the peak of a fresh process (which has read all code before)."""
+    torch.set_num_threads(1)
+    timed_run(Case("warm-up", 0, {"prompts_per_step": 1, "group_size": 2}, {"max_len": 64}), method, 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    timed_run(case, method, 1)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def in_fresh_process(function: Callable, *arguments):
+    """The result of a call that a new process makes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def measure(case: Case, memory: bool = True) -> dict:
+    """One row: the plain loop, ours, the floor and their ratios."""
+    timed_run(case, "ours", 1)  # first calls are slow
+    plain, ours = (timed_run(case, method, case.steps) for method in METHODS)
+    if plain["lengths"] != ours["lengths"]:
         raise RuntimeError("the plain loop and ours sampled different episodes: a time means nothing then")
-    floor = operations(make_rl_base(tok), ours[2]) / matrix_rate()
+    tokens, n_episodes = sum(ours["lengths"]), len(ours["lengths"])
+    floor = sum(operations(ours["policy"], length) for length in ours["lengths"]) / matrix_rate()
+    seconds, seconds_plain = (run["sampling"] + run["update"] for run in (ours, plain))
     return {
-        "run": ", ".join(f"{name} {value}" for name, value in change.items()) or "default",
-        "episodes a second": len(ours[2]) / sum(ours[:2]),
-        "tokens a second": sum(ours[2]) / sum(ours[:2]),
-        "sampling, s a step": ours[0] / steps,
-        "update, s a step": ours[1] / steps,
-        "plain, s a step": sum(plain[:2]) / steps,
-        "floor, s a step": floor / steps,
-        "plain / ours": sum(plain[:2]) / sum(ours[:2]),
-        "ours / floor": sum(ours[:2]) / floor,
-    }
+        "varied": case.varied,
+        "value": case.value,
+        "tokens an episode": tokens / n_episodes,
+        "plain / ours": seconds_plain / seconds,
+        "ours / floor": seconds / floor,
+        "sampling, share of ours": ours["sampling"] / seconds,
+        "sampling, plain / ours": plain["sampling"] / ours["sampling"],
+        "update, plain / ours": plain["update"] / ours["update"],
+        "episodes a second": n_episodes / seconds,
+        "tokens a second": tokens / seconds,
+        "s a step, sampling": ours["sampling"] / case.steps,
+        "s a step, update": ours["update"] / case.steps,
+        "s a step, plain": seconds_plain / case.steps,
+        "s a step, floor": floor / case.steps,
+    } | ({f"MB a step, {method}": in_fresh_process(peak_memory, case, method) for method in METHODS} if memory else {})
+
+
+def train_seed(seed: int, steps: int) -> None:
+    """What one process does: train a seed on one thread."""
+    torch.set_num_threads(1)
+    tok = build_tokenizer(make_tasks("all"))
+    train_rl(make_rl_base(tok), make_tasks("train"), tok, RLConfig(seed=seed), steps)
+
+
+def two_processes(steps: int = 10) -> float:
+    """How many times longer two seeds take one after the other than in two processes of one thread each."""
+
+    def seconds(jobs: int) -> float:
+        pool = joblib.Parallel(n_jobs=jobs)
+        pool(joblib.delayed(train_seed)(seed, 1) for seed in range(2))  # start the processes, fill caches
+        start = time.perf_counter()
+        pool(joblib.delayed(train_seed)(seed, steps) for seed in range(2))
+        return time.perf_counter() - start
+
+    return seconds(1) / seconds(2)
 
 
 def main(
-    grid: Annotated[bool, typer.Option("--grid", help="Larger groups and more turns, too.")] = False,
-    steps: Annotated[int, typer.Option(help="Training steps that are timed.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Three steps of the default run only.")] = False,
 ) -> None:
-    """Print the table."""
+    """Print the table and store it for section 9.5."""
     torch.set_num_threads(1)
-    changes = [{}, *(GRID if grid else [])]
-    rows = [measure(change, steps) for change in tqdm(changes, desc="bench")]
-    print(pd.DataFrame(rows).set_index("run").T.round(3).to_string())
+    timed_run(Case("warm-up", 0, {}), "ours", 2 if quick else 40)  # executes the tests of the candidate programs
+    cases = [Case("default run", 3, {})] if quick else CASES
+    table = pd.DataFrame([measure(case, not quick) for case in tqdm(cases, desc="bench")])
+    print(table.set_index(["varied", "value"]).round(3).T.to_string())
+    gain = two_processes()
+    print(f"\ntwo seeds in two processes: {gain:.2f} times as fast as one after the other")
+    if not quick:
+        table["two processes, gain"] = [gain] + [None] * (len(table) - 1)
+        TABLE.parent.mkdir(parents=True, exist_ok=True)
+        table.round(4).to_csv(TABLE, index=False, lineterminator="\n")
+        print(f"stored in {TABLE.relative_to(TABLE.parents[2])}; `make notebooks` puts it into section 9.5")
 
 
 if __name__ == "__main__":

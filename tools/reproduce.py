@@ -21,7 +21,8 @@ from tqdm import tqdm
 from agentrl import sampling, training
 from agentrl.base import make_rl_base
 from agentrl.episodes import Episode, make_trajectory, take_rows
-from agentrl.sampling import CachedReader, PlainReader, rollout_batch, run_episodes
+from agentrl.packing import padded_log_probs
+from agentrl.sampling import CachedReader, PlainReader, run_episodes, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, minibatch_step, train_rl
@@ -31,49 +32,49 @@ CONDITIONS = {  # name: environment variables, what is replaced in the process
     "2 threads": ({"OMP_NUM_THREADS": "2"}, None),
     "default kernels": ({"OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}, None),
     "plain sampler": ({"OMP_NUM_THREADS": "1"}, "plain"),
+    "padded update": ({"OMP_NUM_THREADS": "1"}, "padded"),
     "shuffled batch": ({"OMP_NUM_THREADS": "1"}, "shuffled"),
     "buckets of 5": ({"OMP_NUM_THREADS": "1"}, "buckets"),
 }
 
 
-def shuffled_rollout(model, envs, tasks, tok, max_turns, temperature, generator):
+def shuffled_rollout(model, envs, tasks, tok, max_turns, temperature, generator, reader=CachedReader):
     """rollout_batch with the rows of the batch in another order, each with the uniforms that it would have had."""
     order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(1)).tolist()
     episodes = [Episode(envs[n], tasks[n], tok, max_turns, model.max_len) for n in order]
     noise = torch.rand(len(tasks), model.max_len, generator=generator, dtype=torch.float64)
-    run_episodes(CachedReader(model, len(order)), episodes, temperature, noise[order])
+    run_episodes(reader(model, len(order)), episodes, temperature, noise[order])
     return [make_trajectory(episodes[order.index(n)]) for n in range(len(order))]
 
 
-def plain_rollout(*args):
-    """rollout_batch by full forward passes."""
-    return rollout_batch(*args, reader=PlainReader)
-
-
-def shuffled_minibatch(policy, opt, minibatch, cfg):
+def shuffled_minibatch(policy, opt, minibatch, cfg, log_probs):
     """minibatch_step with the rows in reverse order."""
     rows = torch.arange(len(minibatch["ids"])).flip(0)
-    return minibatch_step(policy, opt, take_rows(minibatch, rows), cfg)
+    return minibatch_step(policy, opt, take_rows(minibatch, rows), cfg, log_probs)
+
+
+def padded_minibatch(policy, opt, minibatch, cfg, log_probs):
+    """minibatch_step on the padded batch."""
+    return minibatch_step(policy, opt, minibatch, cfg, padded_log_probs)
 
 
 def run_here(steps: int, replace: str | None) -> dict:
     """Train the default arm for `steps` steps in this process; ids as one hash a step, history and parameters."""
-    hashes, sample = [], training.sample_step
+    hashes = []
 
     def recorded(*args):
-        trajs = sample(*args)
+        trajs = sample_step(*args, reader=PlainReader if replace == "plain" else CachedReader)
         hashes.append(hashlib.sha256(repr([traj.ids.tolist() for traj in trajs]).encode()).hexdigest())
         return trajs
 
-    training.sample_step = recorded
-    if replace == "plain":
-        sampling.rollout_batch = plain_rollout
+    if replace == "padded":
+        training.minibatch_step = padded_minibatch
     if replace == "shuffled":
         sampling.rollout_batch, training.minibatch_step = shuffled_rollout, shuffled_minibatch
     tok = build_tokenizer(make_tasks("all"))
     policy = make_rl_base(tok)
-    cfg = RLConfig(bucket_size=5 if replace == "buckets" else 16)
-    history = train_rl(policy, make_tasks("train"), tok, cfg, steps)
+    cfg = RLConfig(bucket_size=5) if replace == "buckets" else RLConfig()
+    history = train_rl(policy, make_tasks("train"), tok, cfg, steps, sample=recorded)
     exact = [{k: v for k, v in row.items() if k not in ("grad_norm", "clip_fraction")} for row in history]
     parameters = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
     return {"hashes": hashes, "statistics": exact, "parameters": parameters}

@@ -37,12 +37,13 @@ from torch import nn
 #
 # The block does not know where its keys come from. It hands queries, keys and values to a function `attend`;
 # everything else in it acts on each token alone, so it works on a padded batch [B, T, d] as well as on a bag
-# of tokens [N, d].
+# of tokens [N, d]. Of a bag, `keep` may choose the tokens whose output is wanted. In the last block that is a
+# saving: nobody looks at what it makes of the other tokens, only at their keys and values.
 
 # %%
 #@save
 class Block(nn.Module):
-    """Pre-norm transformer block: x [..., d] -> [..., d]."""
+    """Pre-norm transformer block: x [B, T, d] -> [B, T, d], or x [N, d] -> [M, d], the tokens to keep."""
 
     def __init__(self, d, d_mlp, dtype):
         super().__init__()
@@ -53,9 +54,9 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(d, d_mlp, dtype=dtype), nn.ReLU(),
                                  nn.Linear(d_mlp, d, dtype=dtype))
 
-    def forward(self, x, attend):
+    def forward(self, x, attend, keep=slice(None)):
         h = self.norm1(x)
-        x = x + self.out(attend(self.query(h), self.key(h), self.value(h)))
+        x = x[keep] + self.out(attend(self.query(h), self.key(h), self.value(h))[keep])
         return x + self.mlp(self.norm2(x))
 
 
@@ -89,16 +90,14 @@ def attend_causally(n_heads):
 # %% [markdown]
 # ## Attention in sampling: rows stand at different places
 #
-# One row of a batch may have just received an observation of 28 tokens, another is in the middle of a call.
-# We lay the *new* tokens of all rows end to end, N in number, and note for each its row and its position.
-# Keys and values go into the cache at (row, position); queries are spread out to [R, n] for attention and
-# gathered again. A query at position p sees the keys of its row up to p, nothing later.
+# Keys and values that have been computed once are kept. One row of the cache is one episode; a token's key
+# lies at its position, so the cache of a row is as wide as its episode is long.
 
 # %%
 #@save
 @dataclass
 class KVCache:
-    """Keys and values read so far: kv [layers, 2, R, H, width, d/H], lengths [R]."""
+    """Keys and values read so far: kv [layers, 2, R, width, d], lengths [R]."""
     kv: torch.Tensor
     lengths: torch.Tensor
 
@@ -108,56 +107,86 @@ class KVCache:
 
     def widen(self, width):
         """The same cache with room for at least `width` tokens a row, in steps of 64."""
-        extra = 0 if width <= self.kv.shape[4] else -(-width // 64) * 64 - self.kv.shape[4]
+        extra = 0 if width <= self.kv.shape[3] else -(-width // 64) * 64 - self.kv.shape[3]
         return self if extra == 0 else replace(self, kv=F.pad(self.kv, (0, 0, 0, extra)))
+
+
+# %% [markdown]
+# One row of a batch may have just received an observation of 28 tokens, another is in the middle of a call
+# and gets one. We lay the *new* tokens of all rows end to end, N in number, and note for each its row and its
+# position. Only attention needs rows. Padding every row's queries to 28 for the sake of one would make
+# attention the most expensive part of sampling, so they come in two rectangles: the last new token of every
+# row, [R, 1], and for the few rows that got more than one, what stands before it, [r, n]. A query at position
+# p sees the keys of its row up to p, nothing later.
+
+# %%
+#@save
+@dataclass
+class Queries:
+    """A rectangle of queries: rows of the cache [r]; token (its number among the new), real [r, n]; mask."""
+    rows: torch.Tensor | slice
+    token: torch.Tensor
+    real: torch.Tensor
+    mask: torch.Tensor                                                            # [r, 1, n, width]
+
+
+def make_queries(rows, first, n_tokens, start):
+    """Queries of `n_tokens` [r] tokens a row: number `first` [r] and following, at position `start` [r]."""
+    offset = torch.arange(int(n_tokens.max()))                                    # [n]
+    real = offset < n_tokens[:, None]                                             # [r, n]
+    keys = torch.arange(int((start + n_tokens).max()))                            # [width]
+    mask = keys <= (start[:, None] + offset)[..., None]                           # [r, n, width]
+    return Queries(rows, (first[:, None] + offset).where(real, 0), real, mask[:, None])
 
 
 # %%
 #@save
 @dataclass
 class NewTokens:
-    """All rows' new tokens end to end: ids, row, offset in its news, position [N]; mask [R, 1, n, width]."""
+    """All rows' new tokens end to end: ids, row, position [N]; their queries, the last of each row first."""
     ids: torch.Tensor
     row: torch.Tensor
-    offset: torch.Tensor
     position: torch.Tensor
-    mask: torch.Tensor
+    queries: list
 
 
 def lay_out(new_ids, lengths):
     """NewTokens of a list of ids a row (some may be empty), for rows that have read `lengths` [R] tokens."""
     n_new = torch.tensor([len(ids) for ids in new_ids])                           # [R]
+    first = n_new.cumsum(0) - n_new                                               # [R]
     row = torch.arange(len(new_ids)).repeat_interleave(n_new)                     # [N]
-    offset = torch.arange(len(row)) - (n_new.cumsum(0) - n_new)[row]              # [N]
-    queries = lengths[:, None] + torch.arange(int(n_new.max()))                   # [R, n]
-    keys = torch.arange(int((lengths + n_new).max()))                             # [width]
-    return NewTokens(ids=torch.tensor([i for ids in new_ids for i in ids]), row=row, offset=offset,
-                     position=lengths[row] + offset, mask=(keys <= queries[..., None])[:, None])
+    queries = [make_queries(slice(None), first + n_new - 1, n_new.clamp(max=1), lengths + n_new - 1)]
+    more = (n_new > 1).nonzero()[:, 0]                                            # [r]
+    if len(more):
+        queries.append(make_queries(more, first[more], n_new[more] - 1, lengths[more]))
+    return NewTokens(ids=torch.tensor([i for ids in new_ids for i in ids]), row=row, queries=queries,
+                     position=lengths[row] + torch.arange(len(row)) - first[row])
 
 
 # %%
-new = lay_out([[7, 8], [], [9]], lengths=torch.tensor([1, 3, 2]))
+new = lay_out([[7, 8, 9], [], [6]], lengths=torch.tensor([1, 3, 2]))
 print('row     ', new.row.tolist(), '\nposition', new.position.tolist())
-print(new.mask[:, 0].int().tolist())
+for queries in new.queries:
+    print('tokens', queries.token.tolist(), 'real', queries.real.int().tolist(),
+          'see', queries.mask[:, 0].sum(-1).tolist(), 'keys')
 
 # %% [markdown]
-# Row 0 has read one token and gets two: they stand at positions 1 and 2 and see two and three keys. Row 1
-# waits. Row 2 gets one, at position 2.
+# Row 0 has read one token and gets three: they stand at positions 1, 2 and 3; the last of them sees four
+# keys, the two before it two and three. Row 1 waits: its query is not real. Row 2 gets one, at position 2.
 
 # %%
 #@save
-def attend_to_cache(kv, new, n_heads):
-    """Attention over a layer's cache kv [2, R, H, width, d/H]; keys and values of new tokens go in first."""
-    n_rows, _, n, width = new.mask.shape
-
+def attend_to_cache(kv, new, queries, n_heads):
+    """Attention over a layer's cache kv [2, R, width, d], into which new keys and values go first."""
     def attend(q, k, v):                                                          # each [N, d]
-        for store, x in zip(kv, (k, v), strict=True):
-            store[new.row, :, new.position] = x.unflatten(-1, (n_heads, -1))
-        spread = q.new_zeros(n_rows, n, q.shape[-1])                              # [R, n, d]
-        spread[new.row, new.offset] = q
-        seen = F.scaled_dot_product_attention(
-            split_heads(spread, n_heads), kv[0, :, :, :width], kv[1, :, :, :width], attn_mask=new.mask)
-        return merge_heads(seen)[new.row, new.offset]                             # [N, d]
+        kv[0, new.row, new.position], kv[1, new.row, new.position] = k, v
+        seen = torch.zeros_like(q)                                                # [N, d]
+        for part in queries:
+            keys, values = kv[:, :, :part.mask.shape[-1]][:, part.rows]           # each [r, width, d]
+            out = merge_heads(F.scaled_dot_product_attention(
+                *(split_heads(x, n_heads) for x in (q[part.token], keys, values)), attn_mask=part.mask))
+            seen[part.token[part.real]] = out[part.real]
+        return seen
 
     return attend
 
@@ -183,32 +212,39 @@ class TinyAgent(nn.Module):
     def forward(self, ids):
         """Logits [B, T, V] for the token after each of ids [B, T]."""
         check_ids(self, ids, ids.shape[1])
+        return self.head(self.hidden(ids))
+
+    def hidden(self, ids):
+        """What the head reads, [B, T, d], of ids [B, T]."""
         x = self.tokens(ids) + self.positions.weight[:ids.shape[1]]               # [B, T, d]
         for block in self.blocks:
             x = block(x, attend_causally(self.n_heads))
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     def empty_cache(self, n_rows):
         """A cache for `n_rows` episodes of which nothing has been read."""
-        d_head = self.head.in_features // self.n_heads
-        kv = torch.zeros(len(self.blocks), 2, n_rows, self.n_heads, 0, d_head, dtype=self.head.weight.dtype)
+        kv = torch.zeros(len(self.blocks), 2, n_rows, 0, self.head.in_features, dtype=self.head.weight.dtype)
         return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
 
     @torch.no_grad()
     def extend(self, new_ids, cache):
         """Read new ids (a list a row, some empty); logits [R', V] of rows that got some, and the cache."""
         new = lay_out(new_ids, cache.lengths)
-        cache = cache.widen(new.mask.shape[-1])
-        check_ids(self, new.ids, new.mask.shape[-1])
+        n_read = int(new.position.max()) + 1
+        check_ids(self, new.ids, n_read)
+        cache, last = cache.widen(n_read), new.queries[0]
         x = self.tokens(new.ids) + self.positions(new.position)                   # [N, d]
-        for kv, block in zip(cache.kv, self.blocks, strict=True):
-            x = block(x, attend_to_cache(kv, new, self.n_heads))
-        n_new = new.row.bincount(minlength=len(new_ids))                          # [R]
-        last = (n_new.cumsum(0) - 1)[n_new > 0]                                   # [R']
-        return self.head(self.norm(x[last])), replace(cache, lengths=cache.lengths + n_new)
+        for kv, block in zip(cache.kv[:-1], self.blocks[:-1], strict=True):
+            x = block(x, attend_to_cache(kv, new, new.queries, self.n_heads))
+        x = self.blocks[-1](x, attend_to_cache(cache.kv[-1], new, [last], self.n_heads),
+                            keep=last.token[last.real])                           # [R', d]
+        lengths = cache.lengths + new.row.bincount(minlength=len(new_ids))
+        return self.head(self.norm(x)), replace(cache, lengths=lengths)
 
 
 # %% [markdown]
+# In the last block only the last new token of each row goes on: its output alone is asked for.
+#
 # Three helpers complete it. Weights come from an explicit generator, with the residual branches scaled down
 # by the depth as in GPT-2 (Radford et al. 2019). Ids that do not fit are refused here, where the message can
 # still say what to do.

@@ -231,8 +231,7 @@ print(batch['action_mask'].sum(1).tolist(), 'actions, rewards', batch['reward'].
 # %% [markdown]
 # ## Buckets of similar length
 #
-# Episodes end when they like, so a batch may hold rows of 10 and of 200 tokens, and most of what it computes
-# is padding. `length_buckets` sorts the rows and cuts the batch into pieces, each padded only to its own
+# Episodes end when they like, so a batch may hold rows of 10 and of 200 tokens. `length_buckets` sorts the rows and cuts the batch into pieces, each padded only to its own
 # longest row. Sums over a batch may be taken piece by piece; that this leaves the gradient as it was is the
 # point of section 6.2.
 
@@ -245,7 +244,7 @@ def take_rows(batch, rows):
             for name, value in batch.items()}
 
 
-def length_buckets(length, size=16):
+def length_buckets(length, size=32):
     """Row numbers sorted by length and cut into buckets of `size`: length [B] -> list of [<=size]."""
     return list(length.argsort(stable=True).split(size))
 
