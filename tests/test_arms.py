@@ -3,18 +3,19 @@ import pytest
 import torch
 
 from agentrl import arms
-from agentrl.arms import ARMS, arm_config, arm_results, read_runs, run_version, store_run
+from agentrl.arms import ARMS, GRPO, KEY, SEEDS, Study, arm_config, read_runs, run_study, store_run
 from agentrl.base import make_rl_base
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, train_rl
+from tools.runs import studies
 
 RUN = {"heldout": {"pass_rate": 0.1}, "history": [{"step": 0, "pass_rate": 1 / 3}, {"step": 1, "pass_rate": 0.2}]}
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(arms, "runs_path", lambda name: tmp_path / "data" / f"{name}.csv")
+    monkeypatch.setattr(arms, "runs_path", lambda study, table: tmp_path / "data" / f"{table}.csv")
     return tmp_path / "data"
 
 
@@ -27,17 +28,34 @@ def test_every_arm_is_a_valid_configuration():
 
 
 def test_versions_tell_arms_and_bases_apart():
-    versions = [run_version(arm) for arm in ARMS]
-    assert len(set(versions)) == len(versions) and run_version("default") == run_version("default")
+    versions = [GRPO.version(arm) for arm in ARMS]
+    assert len(set(versions)) == len(versions) and GRPO.version("default") == GRPO.version("default")
+    with pytest.raises(ValueError, match="'grpo'.*penalty 0.05"):
+        GRPO.version("penalty 0.5")
+
+
+def test_a_version_changes_with_settings_and_code():
+    def version(settings, modules=("training", "base")):
+        return Study("a study", {"arm": settings}, print, modules).version("arm")
+
+    assert version({"clip": 0.2}) == version({"clip": 0.2}) != version({"clip": 0.3})
+    assert version({}) != version({}, ("training",))
 
 
 def test_rows_are_replaced_not_doubled_and_floats_survive(store):
-    for seed in (1, 0, 1):
-        store_run("default", seed, RUN)
-    heldout, history = read_runs("heldout"), read_runs("history")
-    assert list(heldout["seed"]) == [0, 1] and len(history) == 4
-    assert history["pass_rate"][0] == 1 / 3
+    for base, seed in ((0, 1), (0, 0), (1, 1), (0, 1)):
+        store_run(GRPO, "default", base, seed, RUN)
+    heldout, history = read_runs(GRPO, "heldout"), read_runs(GRPO, "history")
+    assert heldout[["base", "seed"]].values.tolist() == [[0, 0], [0, 1], [1, 1]] and len(history) == 6
+    assert history["pass_rate"][0] == 1 / 3 and list(history["step"]) == [0, 1] * 3
     assert sorted(path.suffix for path in store.iterdir() if path.suffix != ".lock") == [".csv", ".csv"]
+
+
+def test_a_run_may_be_evaluated_in_several_ways(store):
+    rows = [{"evaluated": "full", "pass_rate": 0.5}, {"evaluated": "masked", "pass_rate": 0.25}]
+    for _ in range(2):
+        store_run(GRPO, "default", 0, 0, RUN | {"heldout": rows})
+    assert list(read_runs(GRPO, "heldout")["evaluated"]) == ["full", "masked"]
 
 
 def test_a_run_interrupted_between_the_tables_does_not_count_as_stored(store, monkeypatch):
@@ -51,43 +69,44 @@ def test_a_run_interrupted_between_the_tables_does_not_count_as_stored(store, mo
 
     monkeypatch.setattr(arms.os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        store_run("default", 0, RUN)
+        store_run(GRPO, "default", 0, 0, RUN)
     monkeypatch.setattr(arms.os, "replace", replace)
-    monkeypatch.setattr(arms, "train_and_label", lambda arm, seed: (arm, seed, RUN))
-    heldout, history = arm_results(["default"], seeds=(0,), jobs=1)
+    monkeypatch.setattr(arms, "train_and_label", lambda study, arm, base, seed: (arm, base, seed, RUN))
+    heldout, history = run_study(GRPO, ["default"], seeds=(0,), jobs=1)
     assert len(heldout) == 1 and len(history) == 2
 
 
 def test_only_what_is_missing_or_old_is_trained(store, monkeypatch):
     trained = []
 
-    def fake(arm, seed):
-        trained.append((arm, seed))
-        return arm, seed, RUN
+    def fake(study, *run):
+        trained.append(run)
+        return *run, RUN
 
     monkeypatch.setattr(arms, "train_and_label", fake)
-    store_run("default", 0, RUN)
-    heldout, history = arm_results(["default", "penalty 0.3"], seeds=(0, 1), jobs=1)
-    assert sorted(trained) == [("default", 1), ("penalty 0.3", 0), ("penalty 0.3", 1)]
+    store_run(GRPO, "default", 0, 0, RUN)
+    heldout, history = run_study(GRPO, ["default", "penalty 0.3"], seeds=(0, 1), jobs=1)
+    assert sorted(trained) == [("default", 0, 1), ("penalty 0.3", 0, 0), ("penalty 0.3", 0, 1)]
     assert len(heldout) == 4 and len(history) == 8
     trained.clear()
-    monkeypatch.setattr(arms, "run_version", lambda arm: "another code")
-    arm_results(["default"], seeds=(0,), jobs=1)
-    assert trained == [("default", 0)]
+    run_study(GRPO, ["default"], seeds=(0,), bases=(0, 1), jobs=1)
+    assert trained == [("default", 1, 0)]
+    trained.clear()
+    monkeypatch.setattr(arms, "code_of", lambda modules: "another code")
+    run_study(GRPO, ["default"], seeds=(0,), jobs=1)
+    assert trained == [("default", 0, 0)]
 
 
-def test_stored_runs_are_of_this_code():
+@pytest.mark.parametrize("study", studies(), ids=lambda study: study.name)
+def test_stored_runs_are_of_this_code(study):
     """If this fails, the code behind the stored runs has changed: `make figures` trains them again."""
-    heldout, history = read_runs("heldout"), read_runs("history")
+    heldout, history = read_runs(study, "heldout"), read_runs(study, "history")
     for table in (heldout, history):
-        stale = {
-            (arm, seed)
-            for arm, seed, version in zip(table["arm"], table["seed"], table["version"], strict=True)
-            if version != run_version(arm)
-        }
+        stale = {tuple(row) for *row, version in table[[*KEY, "version"]].values if version != study.version(row[0])}
         assert not stale
-    assert {(arm, seed) for arm in ARMS for seed in (0, 1, 2)} <= set(zip(heldout["arm"], heldout["seed"], strict=True))
-    assert (history.groupby(["arm", "seed"]).size() == arms.STEPS).all()
+    wanted = {(arm, 0, seed) for arm in study.arms for seed in SEEDS}
+    assert wanted <= {tuple(row) for row in heldout[KEY].values}
+    assert (history.groupby(KEY).size() == arms.STEPS).all()
 
 
 @pytest.mark.parametrize("arm", ["penalty 0.05", "max_turns 3"])
@@ -95,8 +114,9 @@ def test_a_stored_run_is_what_the_code_gives(arm):
     """Two steps of training, trained again, equal to the stored ones in every digit (rounding-free columns)."""
     tok = build_tokenizer(make_tasks("all"))
     again = pd.DataFrame(train_rl(make_rl_base(tok), make_tasks("train"), tok, arm_config(arm, seed=1), steps=2))
-    history = read_runs("history")
-    stored = history[(history["arm"] == arm) & (history["seed"] == 1) & (history["step"] < 2)].reset_index(drop=True)
+    history = read_runs(GRPO, "history")
+    run = (history[KEY] == [arm, 0, 1]).all(axis=1)
+    stored = history[run & (history["step"] < 2)].reset_index(drop=True)
     exact = [c for c in again if c not in ("grad_norm", "clip_fraction")]
     pd.testing.assert_frame_equal(again[exact], stored[exact], check_exact=True)
     assert torch.allclose(torch.tensor(again["grad_norm"]), torch.tensor(stored["grad_norm"]), atol=1e-6)

@@ -7,7 +7,15 @@ goes on where it was.
 """
 
 import agentrl
+from agentrl.arms import SEEDS, Study, run_study
+
+
+def studies() -> list[Study]:
+    """Every study that a section exports."""
+    return [value for name in agentrl.__all__ if isinstance(value := getattr(agentrl, name), Study)]
+
 
 if __name__ == "__main__":
-    heldout, _ = agentrl.arm_results(list(agentrl.ARMS), agentrl.SEEDS)
-    print(f"{len(heldout)} runs of {heldout['arm'].nunique()} arms are stored in figures/data")
+    for study in studies():
+        heldout, _ = run_study(study, list(study.arms), SEEDS)
+        print(f"{study.name}: runs of {heldout['arm'].nunique()} arms are stored in figures/data")

@@ -17,15 +17,17 @@
 #
 # A comparison is worth something when both sides differ in one thing and everybody agrees what that thing is.
 # In this book every experiment is an *arm*: a name and the parameters in which it departs from the default.
-# The sections, the tests and the tables read the arms from this one place. We also store what a run gave, as
-# one tidy row a seed and arm, so that a table can be drawn again without training.
+# Arms that the same function trains form a *study*. The sections, the tests and the tables read the arms from
+# one place. We also store what a run gave, as tidy rows a seed and arm, so that a table can be drawn again
+# without training.
 
 # %%
 #@save arms
 import hashlib
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -47,7 +49,8 @@ from agentrl.training import RLConfig, evaluate, train_rl
 # %% [markdown]
 # ## The arms
 #
-# Only the difference to the default is written down.
+# Only the difference to the default is written down. `edits` are those that the base was shown (section 5.5),
+# everything else is a field of `RLConfig`.
 
 # %%
 #@save
@@ -58,16 +61,15 @@ ARMS = {
     'max_turns 3': {'max_turns': 3},
     'fixed names': {'fresh_names': False},                              # the name gives the edit away (9.4)
     'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},
-    'all edits shown': {},                                              # its base was shown all five edits
+    'all edits shown': {'edits': tuple(EDIT_OPS)},
 }
-BASE_EDITS = {'all edits shown': tuple(EDIT_OPS)}                       # other arms: the base of section 5.5
 
 
 def arm_config(arm, seed=0):
     """The RLConfig of a named arm; ValueError for a name that is not in ARMS."""
     if arm not in ARMS:
         raise ValueError(f'arm={arm!r} is not known; choose one of {", ".join(ARMS)}')
-    return RLConfig(seed=seed, **ARMS[arm])
+    return RLConfig(seed=seed, **{name: value for name, value in ARMS[arm].items() if name != 'edits'})
 
 
 # %%
@@ -98,106 +100,142 @@ def train_config(cfg, edits=DEMONSTRATED, base_seed=0, steps=STEPS, evaluation=E
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
 
 
-def train_arm(arm, seed=0):
+def train_arm(arm, seed=0, base_seed=0):
     """`train_config` for a named arm."""
-    return train_config(arm_config(arm, seed), BASE_EDITS.get(arm, DEMONSTRATED))
+    cfg = arm_config(arm, seed)
+    return train_config(cfg, ARMS[arm].get('edits', DEMONSTRATED), base_seed)
 
 
-def trained_policy(arm, seed=0):
+def trained_policy(arm, seed=0, base_seed=0):
     """The policy of an arm after training."""
+    return policy_from(train_arm(arm, seed, base_seed)['weights'])
+
+
+def policy_from(weights):
+    """A TinyAgent with these weights."""
     policy = TinyAgent(len(build_tokenizer(make_tasks('all'))))
-    policy.load_state_dict(train_arm(arm, seed)['weights'])
+    policy.load_state_dict(weights)
     return policy
 
 
 # %% [markdown]
-# ## Store what it gave
+# ## A study, and the version of a run
 #
-# Two tables under `figures/data`: `heldout.csv` with a row a run, `history.csv` with a row a step. Each row
-# names arm, seed and the version of code and configuration that made it. A row of another version is not
-# used, it is made again.
+# A study is what one function can train, together with the modules on whose code the result depends. The
+# *version* of a run changes with its settings and with any of that code; a stored row of another version is
+# not used, it is made again.
 
 # %%
 #@save
-@lru_cache(maxsize=1)
-def training_code():
-    """The version of the code that trains, read once a session."""
-    return code_version('training', 'base')
+@dataclass(frozen=True)
+class Study:
+    """Arms of one function: {arm: settings}, train(arm, seed, base_seed) -> run, the modules that decide it."""
+    name: str
+    arms: dict
+    train: Callable
+    modules: tuple
+
+    def version(self, arm):
+        """A short text that changes with the settings of an arm or with any code that decides its result."""
+        if arm not in self.arms:
+            raise ValueError(f'arm={arm!r} is not in the study {self.name!r}; '
+                             f'choose one of {", ".join(self.arms)}')
+        settings = [self.arms[arm], asdict(RLConfig()), STEPS, EVALUATION, code_of(self.modules)]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def run_version(arm):
-    """A short text that changes with the arm's configuration or with any code that its result depends on."""
-    config = [asdict(arm_config(arm)), BASE_EDITS.get(arm), STEPS, EVALUATION]
-    text = json.dumps([*config, training_code()])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+@lru_cache
+def code_of(modules):
+    """The version of these modules' code, read once a session."""
+    return code_version(*modules)
 
+
+GRPO = Study('grpo', ARMS, train_arm, ('training', 'base'))
 
 # %%
-print('each arm has a version of its own:', len({run_version(arm) for arm in ARMS}) == len(ARMS))
+print('each arm has a version of its own:', len({GRPO.version(arm) for arm in ARMS}) == len(ARMS))
+
+# %% [markdown]
+# ## Store what a run gave
+#
+# Two tables a study under `figures/data`: `<study>_heldout.csv` for what the trained policy does, and
+# `<study>_history.csv` with a row a step. Each row names arm, seeds of base and run, and the version.
 
 # %%
 #@save
-def runs_path(name):
-    """Where the table `name` of runs is stored."""
-    return Path(files('agentrl')).parent / 'figures' / 'data' / f'{name}.csv'
+KEY = ['arm', 'base', 'seed']
 
 
-def read_runs(name):
+def runs_path(study, table):
+    """Where the table 'heldout' or 'history' of a study is stored."""
+    return Path(files('agentrl')).parent / 'figures' / 'data' / f'{study.name}_{table}.csv'
+
+
+def read_runs(study, table):
     """A stored table, empty if there is none yet."""
-    path = runs_path(name)
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=['arm', 'seed', 'version'])
+    path = runs_path(study, table)
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, 'version'])
 
 
-def store_run(arm, seed, run):
-    """Put a run's rows into both tables, in place of older rows of the same arm and seed.
+def store_run(study, arm, base, seed, run):
+    """Put a run's rows into both tables, in place of older rows of the same arm and seeds.
 
-    The row in `heldout` says that a run is complete, so it is written last: a run that is interrupted between
-    the tables is made again.
+    The rows in `heldout` say that a run is complete, so they are written last: a run that is interrupted
+    between the tables is made again.
     """
-    label = {'arm': arm, 'seed': seed, 'version': run_version(arm)}
-    fresh = {'history': run['history'], 'heldout': [run['heldout']]}
-    runs_path('heldout').parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(runs_path('heldout').with_suffix('.lock')):
-        for name, rows in fresh.items():
-            old = read_runs(name)
-            old = old[(old['arm'] != arm) | (old['seed'] != seed)]
-            rows = pd.DataFrame([label | row for row in rows])
+    key = dict(zip(KEY, (arm, base, seed), strict=True))
+    runs_path(study, 'heldout').parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(runs_path(study, 'heldout').with_suffix('.lock')):
+        for name in ('history', 'heldout'):
+            rows = run[name] if isinstance(run[name], list) else [run[name]]
+            rows = pd.DataFrame([key | {'version': study.version(arm)} | row for row in rows])
+            old = read_runs(study, name)
+            old = old[(old[KEY] != list(key.values())).any(axis=1)]
             table = pd.concat([old, rows]) if len(old) else rows
-            order = ['arm', 'seed', *(['step'] if name == 'history' else [])]
-            part = runs_path(name).with_suffix('.part')
-            table.sort_values(order).to_csv(part, index=False, lineterminator='\n')
-            os.replace(part, runs_path(name))
+            part = runs_path(study, name).with_suffix('.part')
+            table.sort_values(KEY, kind='stable').to_csv(part, index=False, lineterminator='\n')
+            os.replace(part, runs_path(study, name))
 
 
 # %% [markdown]
 # ## Several arms, several seeds
 #
-# `arm_results` returns both tables for the arms and seeds asked for. What is stored is read; what is missing
+# `run_study` returns both tables for the arms and seeds asked for. What is stored is read; what is missing
 # is trained, two runs at a time with one thread each, and stored as soon as it is ready, so that an
 # interrupted call loses only the runs under way.
 
 # %%
 #@save
-def train_and_label(arm, seed):
+def train_and_label(study, arm, base, seed):
     """What a worker process does: one run on one thread."""
     torch.set_num_threads(1)
-    return arm, seed, train_arm(arm, seed)
+    return arm, base, seed, study.train(arm, seed, base)
 
 
-def arm_results(arms, seeds, jobs=2):
+def missing_runs(study, arms, seeds, bases=(0,)):
+    """(arm, base, seed) of the runs that are not stored, or were made by other code."""
+    stored = read_runs(study, 'heldout')
+    done = set(stored[[*KEY, 'version']].itertuples(index=False, name=None))
+    wanted = [(arm, base, seed) for arm in arms for base in bases for seed in seeds]
+    return [run for run in wanted if (*run, study.version(run[0])) not in done]
+
+
+def run_study(study, arms, seeds, bases=(0,), jobs=2):
     """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress."""
-    stored = read_runs('heldout')
-    done = set(zip(stored['arm'], stored['seed'], stored['version'], strict=True))
-    missing = [(arm, seed) for arm in arms for seed in seeds if (arm, seed, run_version(arm)) not in done]
-    if missing:
+    if missing := missing_runs(study, arms, seeds, bases):
         with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
             runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
-                joblib.delayed(train_and_label)(arm, seed) for arm, seed in missing)
-            for arm, seed, run in tqdm(runs, desc='training runs', total=len(missing)):
-                store_run(arm, seed, run)
-    tables = [read_runs(name) for name in ('heldout', 'history')]
-    return tuple(table[table['arm'].isin(arms) & table['seed'].isin(seeds)].reset_index(drop=True)
-                 for table in tables)
+                joblib.delayed(train_and_label)(study, *run) for run in missing)
+            for run in tqdm(runs, desc=f'training runs ({study.name})', total=len(missing)):
+                store_run(study, *run)
+    tables = [read_runs(study, name) for name in ('heldout', 'history')]
+    wanted = {'arm': arms, 'base': bases, 'seed': seeds}
+    return tuple(table[table[KEY].isin(wanted).all(axis=1)].reset_index(drop=True) for table in tables)
+
+
+def arm_results(arms, seeds):
+    """`run_study` for arms of this section."""
+    return run_study(GRPO, arms, seeds)
 
 
 # %% [markdown]
@@ -220,7 +258,7 @@ print(bool((pd.DataFrame(again)[columns].to_numpy() == stored[columns].to_numpy(
 # %% [markdown]
 # ## What was seen
 #
-# An arm is a name in one table; a run is two rows in two files that say which code made them; the first three
+# An arm is a name in one table; a run is rows in two files that say which code made them; the first three
 # steps, trained again, are equal to the stored ones in every digit.
 #
 # **Try it.** Add an arm of your own to `ARMS`, say `{'group_size': 4}`, run the cell that exports it, and
