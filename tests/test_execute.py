@@ -96,6 +96,15 @@ def test_widget_state_versions_and_timing_are_removed(root):
     assert list(notebook.cells[1].outputs[0]["data"]) == ["text/plain"]
 
 
+@pytest.mark.slow
+def test_a_slider_that_shows_output_is_executed_and_leaves_no_widget_behind(root):
+    path = write(root, ["from ipywidgets import interact\n_ = interact(lambda n: n + 1, n=(0, 9))"])
+    execute(path, root)
+    notebook = json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    (output,) = notebook["cells"][1]["outputs"]
+    assert "widgets" not in notebook["metadata"] and list(output["data"]) == ["text/plain"]
+
+
 def test_only_a_change_that_matters_asks_for_a_new_run(root, monkeypatch):
     monkeypatch.setenv("AGENTRL_CACHE", str(root / ".cache"))
     path = write(root, ["from agentrl.outer import f", "import agentrl as arl\narl.save_figure(f)"])

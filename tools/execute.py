@@ -119,7 +119,7 @@ def execute_once(path: Path, env: dict, timeout: float, done: Callable[[float], 
         resources={"metadata": {"path": str(path.parent)}},
         extra_arguments=["--log-level=CRITICAL"],
         record_timing=False,
-        store_widget_state=False,
+        store_widget_state=True,  # else nbclient fails where a widget shows output; `clean` removes it
         coalesce_streams=True,
         timeout_func=limit,
         startup_timeout=FIRST_CELL,

@@ -167,6 +167,7 @@ heldout[['seed', *SHOWN]].round(3)
 # | If you ask ... | go to |
 # |---|---|
 # | where do the tasks come from, and why must one read? | [2.1](../02_fundamentals/02_1_repair_tasks.ipynb) |
+# | what would the best possible agent do, and when would it give up? | [2.2](../02_fundamentals/02_2_repair_mdp.ipynb) |
 # | how does a model write and read tokens? | [3.1](../03_model/03_1_tokenizer.ipynb), [3.2](../03_model/03_2_tiny_agent.ipynb) |
 # | how is a stranger's program tested safely? | [4.1](../04_environment/04_1_isolated_tests.ipynb) |
 # | what is the agent paid for? | [4.2](../04_environment/04_2_rewards.ipynb) |

@@ -24,6 +24,7 @@
 import pandas as pd
 
 from agentrl.arms import ARMS, SEEDS, arm_results
+from agentrl.mdp import affordable_cost
 from agentrl.plotting import (
     beside_book,
     book_results,
@@ -50,6 +51,7 @@ heldout, history = arm_results(FOUR, SEEDS)
 start = history[(history['arm'] == 'default') & (history['step'] == 0)]
 p_start, k_start = start['pass_rate'].mean(), start['turns'].mean()
 print(f'the starting policy passes {p_start:.3f} of episodes and uses {k_start:.2f} calls')
+print(f'it can afford a cost of {affordable_cost(p_start, k_start):.3f} a call')
 costs = pd.Series([0.0, 0.05, 0.1, 0.3])
 pd.DataFrame({'cost a call': costs, 'careful, done right': 1 - 3 * costs,
               'an attempt of the starting policy': p_start - k_start * costs,
@@ -58,8 +60,9 @@ pd.DataFrame({'cost a call': costs, 'careful, done right': 1 - 3 * costs,
 # %% [markdown]
 # At a cost of 0.05 the starting policy's attempts are still worth a little more than submitting at once; at
 # 0.3 they are far worse, although the careful episode would still be worth 0.1. What a learner can afford is
-# set by its own success rate, not by the optimum. (Chapter 2 of the book solves a small model of the repair
-# exactly: its optimal policy keeps its shape up to a cost of 0.3 and gives up above 0.4.)
+# set by its own success rate, not by the optimum. ([Section 2.2](../02_fundamentals/02_2_repair_mdp.ipynb) solves
+# the repair exactly: the best policy is careful at every cost below 1/2, where the book's gives up between 0.3 and
+# 0.4; but attempts that pass with probability $p$ in $K$ calls pay only below a cost of $p/(K-1)$.)
 #
 # ## The four arms on held-out tasks
 #
