@@ -7,8 +7,10 @@ NOTEBOOKS ?=
 
 RUN := .venv/bin/python
 STAMP := .venv/.stamp
+PEERS := .venv-peers/bin/python
+PEERS_STAMP := .venv-peers/.stamp
 
-.PHONY: help figures test notebooks lab export reproduce bench clean
+.PHONY: help figures test notebooks lab export reproduce bench bench-peers clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
@@ -17,16 +19,27 @@ help:
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
 	@echo "make reproduce  train 40 steps with other threads, kernels and samplers, and compare"
 	@echo "make bench      time a training step against the plain loop and the machine's matrix rate"
+	@echo "make bench-peers  time it beside TRL's GRPOTrainer (in an environment of its own)"
 	@echo "make export     write agentrl/ from the notebooks"
 	@echo "make clean      remove the environment, the caches and trained policies"
 
+define check_python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+  echo "Python 3.11 or newer is needed; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)"; \
+  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+endef
+
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)"; \
-	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(check_python)
 	$(PYTHON) -m venv .venv
 	$(RUN) -m pip install $(PIP_FLAGS) --editable '.[dev]'
 	@$(RUN) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" >/dev/null 2>&1 || true
+	@touch $@
+
+$(PEERS_STAMP): pyproject.toml tools/peers-requirements.txt
+	$(check_python)
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS) -m pip install $(PIP_FLAGS) --editable . --requirement tools/peers-requirements.txt
 	@touch $@
 
 figures: $(STAMP)
@@ -55,9 +68,13 @@ reproduce: $(STAMP)
 bench: $(STAMP)
 	@$(RUN) -m tools.bench
 
+# The same beside TRL's GRPOTrainer (about 2 GB in .venv-peers, 5 min); keep the machine quiet.
+bench-peers: $(PEERS_STAMP)
+	@OMP_NUM_THREADS=1 $(PEERS) -m tools.bench_peers
+
 export: $(STAMP)
 	@$(RUN) -m tools.export
 
 clean:
-	rm -rf .venv .cache .pytest_cache .hypothesis .ruff_cache *.egg-info
+	rm -rf .venv .venv-peers .cache .pytest_cache .hypothesis .ruff_cache *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -10,7 +10,8 @@ floor: the floating-point operations to read every token once and to train on ev
        action is predicted.)
 
 Both sample the same episodes, and the bench stops if they do not. The tests of the candidate programs have been
-executed before (a run meets some 130 of them, at about 20 ms each). Times are this machine's; ratios travel better.
+executed before (a run meets some 130 of them, at about 20 ms each). Times are seconds of the processor, which other
+programs disturb less than a clock's, and this machine's; ratios travel better.
 """
 
 import resource
@@ -70,7 +71,7 @@ CASES = [
 def matrix_rate(n: int = 512) -> float:
     """Floating-point operations a second of an n x n matrix product in float64: the best of a hundred."""
     a = torch.ones(n, n, dtype=torch.float64)
-    return 2 * n**3 / min(timeit.repeat(lambda: a @ a, number=1, repeat=100))
+    return 2 * n**3 / min(timeit.repeat(lambda: a @ a, number=1, repeat=100, timer=time.process_time))
 
 
 def operations(policy: torch.nn.Module, length: int) -> float:
@@ -99,13 +100,13 @@ def timed_run(case: Case, method: str, steps: int) -> dict:
         cfg = RLConfig(**case.config, bucket_size=cfg.prompts_per_step * cfg.group_size)
     run = {"sampling": 0.0, "update": 0.0, "lengths": [], "policy": policy}
     for _ in tqdm(range(steps), desc=f"{case.varied} {case.value}, {method}", leave=False):
-        start = time.perf_counter()
+        start = time.process_time()
         trajs = sample_step(policy, tasks, tok, cfg, rng, reader=reader)
-        middle = time.perf_counter()
+        middle = time.process_time()
         batch = collate(trajs, tok.pad_id)
         rl_update(policy, opt, batch, compute_advantages(batch, cfg), cfg, log_probs)
         run["sampling"] += middle - start
-        run["update"] += time.perf_counter() - middle
+        run["update"] += time.process_time() - middle
         run["lengths"] += [len(traj.ids) for traj in trajs]
     return run
 
