@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
-# Body: a828ac1ead37c89e
+# Body: 47b8f68eee684a9e
 """3.2 Build TinyAgent and read each token once."""
 
 from dataclasses import dataclass, replace
@@ -130,8 +130,7 @@ def attend_to_cache(kv, new, queries, n_heads):
 # 03_model/03_2_tiny_agent, cell 9
 class TinyAgent(nn.Module):
     """Decoder-only transformer policy: `vocab_size` words, up to `max_len` tokens, on the CPU in float64."""
-    def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256,
-                 dtype=torch.float64, seed=0):
+    def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256, dtype=torch.float64, seed=0):
         super().__init__()
         check_heads(d, n_heads)
         self.max_len, self.vocab_size, self.n_heads = max_len, vocab_size, n_heads
@@ -140,24 +139,20 @@ class TinyAgent(nn.Module):
         self.norm = nn.LayerNorm(d, dtype=dtype)
         self.head = nn.Linear(d, vocab_size, bias=False, dtype=dtype)
         init_weights(self, torch.Generator().manual_seed(seed))
-
     def forward(self, ids):
         """Logits [B, T, V] for the token after each of ids [B, T]."""
         check_ids(self, ids, ids.shape[1])
         return self.head(self.hidden(ids))
-
     def hidden(self, ids):
         """What the head reads, [B, T, d], of ids [B, T]."""
         x = self.tokens(ids) + self.positions.weight[:ids.shape[1]]               # [B, T, d]
         for block in self.blocks:
             x = block(x, attend_causally(self.n_heads))
         return self.norm(x)
-
     def empty_cache(self, n_rows):
         """A cache for `n_rows` episodes of which nothing has been read."""
         kv = torch.zeros(len(self.blocks), 2, n_rows, 0, self.head.in_features, dtype=self.head.weight.dtype)
         return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
-
     @torch.no_grad()
     def extend(self, new_ids, cache):
         """Read new ids (a list a row, some empty); logits [R', V] of rows that got some, and the cache."""
