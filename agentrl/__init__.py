@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 0af26edfdd1fa134
+# Body: 118773c202078c21
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -20,11 +20,14 @@ __all__ = [
     "CALL",
     "CALL_END",
     "COUNTS",
+    "CREDIT",
+    "CREDIT_ARMS",
     "CachedReader",
     "CheckedStore",
     "Critic",
     "DEMONSTRATED",
     "EDIT_OPS",
+    "ESTIMATES",
     "EVALUATION",
     "EditBudgetEnv",
     "Episode",
@@ -113,7 +116,9 @@ __all__ = [
     "check_heads",
     "check_ids",
     "check_rewards",
+    "check_value_loss",
     "check_view",
+    "check_whiten",
     "choose",
     "clip_fraction",
     "clipped_loss",
@@ -126,6 +131,7 @@ __all__ = [
     "compact_source",
     "compute_advantages",
     "count_work",
+    "critic_credit",
     "critic_step",
     "critic_values",
     "critic_weights",
@@ -168,6 +174,7 @@ __all__ = [
     "make_trajectory",
     "marked_lines",
     "masked_mean",
+    "masked_whiten",
     "mean_interval",
     "merge_heads",
     "minibatch_step",
@@ -182,6 +189,7 @@ __all__ = [
     "parse_call",
     "pass_chance",
     "passes",
+    "per_call_rewards",
     "plot_bands",
     "plot_panels",
     "policy_from",
@@ -233,7 +241,9 @@ __all__ = [
     "train_and_label",
     "train_arm",
     "train_config",
+    "train_critic_arm",
     "train_rl",
+    "train_with_critic",
     "trained_policy",
     "transition_table",
     "tree_text",
@@ -241,8 +251,10 @@ __all__ = [
     "turn_name",
     "use_style",
     "value_iteration",
+    "value_loss",
     "value_sweep",
     "verdict_returns",
+    "warm_critic",
 ]
 
 _HOME = {
@@ -449,6 +461,10 @@ _HOME = {
     "probability_ratio": "ppo",
     "clipped_loss": "ppo",
     "clip_fraction": "ppo",
+    "check_value_loss": "value",
+    "value_loss": "value",
+    "check_whiten": "whitening",
+    "masked_whiten": "whitening",
     "NO_SPREAD": "advantages",
     "check_groups": "advantages",
     "group_advantages": "advantages",
@@ -481,6 +497,14 @@ _HOME = {
     "run_study": "arms",
     "arm_results": "arms",
     "count_work": "work",
+    "per_call_rewards": "call_credit",
+    "ESTIMATES": "call_credit",
+    "critic_credit": "call_credit",
+    "warm_critic": "call_credit",
+    "train_with_critic": "call_credit",
+    "train_critic_arm": "call_credit",
+    "CREDIT_ARMS": "call_credit",
+    "CREDIT": "call_credit",
 }
 
 

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: 09cd2ff3b7f4221d
+# Body: 552aabcb19d5eda8
 """9.3 Name every experiment once."""
 
 import hashlib
@@ -30,6 +30,8 @@ ARMS = {
     'default': {},
     'penalty 0.05': {'step_penalty': 0.05},
     'penalty 0.3': {'step_penalty': 0.3},
+    'penalty 0.05, no std': {'step_penalty': 0.05, 'std_normalize': False},             # section 9.6
+    'penalty 0.3, no std': {'step_penalty': 0.3, 'std_normalize': False},
     'max_turns 3': {'max_turns': 3},
     'fixed names': {'fresh_names': False},                              # the name gives the edit away (9.4)
     'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},

@@ -168,7 +168,7 @@ heldout[['seed', *SHOWN]].round(3)
 # |---|---|
 # | where do the tasks come from, and why must one read? | [2.1](../02_fundamentals/02_1_repair_tasks.ipynb) |
 # | what would the best possible agent do, and when would it give up? | [2.2](../02_fundamentals/02_2_repair_mdp.ipynb) |
-# | how does a model write and read tokens? | [3.1](../03_model/03_1_tokenizer.ipynb), [3.2](../03_model/03_2_tiny_agent.ipynb) |
+# | how does a model write and read tokens? | [3.1](../03_model/03_1_tokenizer.ipynb), [3.2](../03_model/03_2_tiny_agent.ipynb), [3.3](../03_model/03_3_packed_rows.ipynb) |
 # | how is a stranger's program tested safely? | [4.1](../04_environment/04_1_isolated_tests.ipynb) |
 # | what is the agent paid for? | [4.2](../04_environment/04_2_rewards.ipynb) |
 # | what may an agent do, and what if it writes nonsense? | [4.3](../04_environment/04_3_bugfix_env.ipynb) |
@@ -178,6 +178,10 @@ heldout[['seed', *SHOWN]].round(3)
 # | how was the starting policy made? | [5.5](../05_trajectories/05_5_rl_base.ipynb) |
 # | why are only the calls trained? | [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb), [12.1](../12_multi_turn/12_1_observations_are_inputs.ipynb) |
 # | what does a training step do? | [6.2](../06_policy_gradient/06_2_loss_aggregation.ipynb), [8.1](../08_ppo/08_1_clipped_update.ipynb), [9.1](../09_grpo/09_1_group_advantages.ipynb), [9.2](../09_grpo/09_2_training_loop.ipynb) |
+# | which call deserves the credit, and what can a critic know? | [7.1](../07_advantages/07_1_returns_and_gae.ipynb), [7.2](../07_advantages/07_2_critic.ipynb), [7.3](../07_advantages/07_3_turn_advantages.ipynb), [12.2](../12_multi_turn/12_2_credit_across_turns.ipynb) |
+# | how does PPO differ, and what does normalising do? | [8.2](../08_ppo/08_2_value_loss.ipynb), [8.3](../08_ppo/08_3_whitening.ipynb), [8.5](../08_ppo/08_5_ppo_loop.ipynb), [9.6](../09_grpo/09_6_hidden_penalty.ipynb) |
+# | the ratio is not 1 before any update: why? | [8.4](../08_ppo/08_4_temperature.ipynb), [5.4](../05_trajectories/05_4_retokenization.ipynb) |
+# | why is a step fast, or slow? | [9.5](../09_grpo/09_5_speed.ipynb) |
 # | how are experiments named, stored and checked? | [9.3](../09_grpo/09_3_arms.ipynb), [0.2](00_2_figures_and_tables.ipynb), [0.3](00_3_cache.ipynb) |
 # | can an agent succeed without looking? | [9.4](../09_grpo/09_4_shortcuts.ipynb) |
 # | what if calls cost something, or are few? | [12.3](../12_multi_turn/12_3_budget_and_penalty.ipynb) |

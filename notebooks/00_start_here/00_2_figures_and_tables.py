@@ -55,6 +55,8 @@ ARM_COLORS = {
     'default': '#0072B2', 'full': '#0072B2', 'multi-turn only': '#0072B2',
     'penalty 0.05': '#E69F00', 'outcome (GRPO)': '#E69F00',     # one run: outcome-level credit, 0.05 a call
     'penalty 0.3': '#D55E00',
+    'penalty 0.05, no std': '#7B3294',
+    'penalty 0.3, no std': '#E7298A',
     'max_turns 3': '#009E73',
     'wrong_submit -1': '#CC79A7', 'truncation = 0': '#CC79A7',
     'token GAE': '#56B4E9',

@@ -58,6 +58,8 @@ ARMS = {
     'default': {},
     'penalty 0.05': {'step_penalty': 0.05},
     'penalty 0.3': {'step_penalty': 0.3},
+    'penalty 0.05, no std': {'step_penalty': 0.05, 'std_normalize': False},             # section 9.6
+    'penalty 0.3, no std': {'step_penalty': 0.3, 'std_normalize': False},
     'max_turns 3': {'max_turns': 3},
     'fixed names': {'fresh_names': False},                              # the name gives the edit away (9.4)
     'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},
