@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_3_cache.py. Do not edit: change it there, then `make export`.
-# Body: ea7f6a7f04aa09bc
+# Body: 79f5dc714339ef10
 """0.3 Keep what was trained, under a key of its configuration and its code."""
 
 import ast
@@ -80,6 +80,9 @@ def module_source(name):
     return path.read_text(encoding='utf-8')
 
 
+DECIDES_NOTHING = ('cache', 'arms')                     # one keeps results, the other names and stores them
+
+
 # 00_start_here/00_3_cache, cell 7
 def code_version(*module_names):
     """Twelve hex digits of SHA-256 over agentrl modules, what they import from agentrl, and torch."""
@@ -88,7 +91,7 @@ def code_version(*module_names):
         name = queue.pop()
         if name not in sources:
             sources[name] = module_source(name)
-            queue += [imported for imported in imported_modules(sources[name]) if imported != 'cache']
+            queue += [new for new in imported_modules(sources[name]) if new not in DECIDES_NOTHING]
     code = [(name, code_statements(sources[name])) for name in sorted(sources)]
     return hashlib.sha256(repr((version('torch').split('+')[0], code)).encode()).hexdigest()[:12]
 

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: bb49f2e6dde1a7ff
+# Body: f39e6033255e7dcc
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -31,6 +31,13 @@ ARM_COLORS = {
     'keep_obs 1': '#332288',
     'truncation masked': '#882255',
     'mixture': '#999933', '50/50 mixture': '#999933',
+    'mixture, equal token weight': '#EE7733',
+    'mixture, seq_mean': '#AA3377',
+    'single-turn only': '#222255',
+    'invalid_penalty 0.05': '#CC6677',
+    'invalid_penalty 0.2': '#994455',
+    'max_turns 4': '#225555',
+    'early stop': '#666633',
     'fixed names': '#AA4499',
     'fixed names, 3 turns': '#117733',
     'all edits shown': '#6699CC',

@@ -43,6 +43,8 @@ TOGETHER = [
     ["default", "penalty 0.05", "penalty 0.3", "max_turns 3"],
     ["full", "keep_obs 1"],
     ["default", "mixture"],
+    ["default", "invalid_penalty 0.05", "max_turns 4", "early stop"],
+    ["50/50 mixture", "mixture, equal token weight", "mixture, seq_mean"],
     ["default", "penalty 0.3", "wrong_submit -1", "truncation masked"],
     ["default", "fixed names", "fixed names, 3 turns", "all edits shown"],
 ]

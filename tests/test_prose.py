@@ -10,7 +10,7 @@ from tools.notebooks import ROOT, find_notebooks, read_source, section, title
 
 NOTEBOOKS = {section(path): nbformat.read(path, as_version=4) for path in find_notebooks(suffix=".ipynb")}
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.])")
-SECTIONS = {".".join(str(int(part)) for part in name.split("/")[-1].split("_")[:2]) for name in NOTEBOOKS}
+SECTIONS = {".".join(str(int(part)) for part in re.findall(r"\d+", name.split("/")[-1])[:2]) for name in NOTEBOOKS}
 
 
 def closing_words(notebook):

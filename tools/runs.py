@@ -1,4 +1,4 @@
-"""Train the runs behind the book's tables that are missing or were made by other code, and store them.
+"""Make what the book stores and what is missing or was made by other code: training runs and the credit lab.
 
     python -m tools.runs
 
@@ -16,6 +16,8 @@ def studies() -> list[Study]:
 
 
 if __name__ == "__main__":
+    lab = agentrl.lab_results()
+    print(f"credit lab: {len(lab)} rows are stored in figures/data")
     for study in studies():
         heldout, _ = run_study(study, list(study.arms), SEEDS)
         print(f"{study.name}: runs of {heldout['arm'].nunique()} arms are stored in figures/data")

@@ -3,5 +3,9 @@
 import agentrl
 
 if __name__ == "__main__":
-    print("the RL base (trained once, then read from the cache)")
-    agentrl.make_rl_base(agentrl.build_tokenizer(agentrl.make_tasks("all")))
+    tok = agentrl.build_tokenizer(agentrl.make_tasks("all"))
+    print("the RL base, two critics of it, and an agent with its critic (trained once, then read from the cache)")
+    agentrl.make_rl_base(tok)
+    agentrl.make_base_critic(tok)
+    agentrl.make_base_critic(tok, n=80)
+    agentrl.train_critic_arm("turn GAE")

@@ -178,13 +178,15 @@ heldout[['seed', *SHOWN]].round(3)
 # | how was the starting policy made? | [5.5](../05_trajectories/05_5_rl_base.ipynb) |
 # | why are only the calls trained? | [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb), [12.1](../12_multi_turn/12_1_observations_are_inputs.ipynb) |
 # | what does a training step do? | [6.2](../06_policy_gradient/06_2_loss_aggregation.ipynb), [8.1](../08_ppo/08_1_clipped_update.ipynb), [9.1](../09_grpo/09_1_group_advantages.ipynb), [9.2](../09_grpo/09_2_training_loop.ipynb) |
-# | which call deserves the credit, and what can a critic know? | [7.1](../07_advantages/07_1_returns_and_gae.ipynb), [7.2](../07_advantages/07_2_critic.ipynb), [7.3](../07_advantages/07_3_turn_advantages.ipynb), [12.2](../12_multi_turn/12_2_credit_across_turns.ipynb) |
+# | which call deserves the credit, and what can a critic know? | [7.1](../07_advantages/07_1_returns_and_gae.ipynb), [7.2](../07_advantages/07_2_critic.ipynb), [7.3](../07_advantages/07_3_turn_advantages.ipynb), [7.6](../07_advantages/07_6_credit_lab.ipynb), [12.2](../12_multi_turn/12_2_credit_across_turns.ipynb) |
 # | how does PPO differ, and what does normalising do? | [8.2](../08_ppo/08_2_value_loss.ipynb), [8.3](../08_ppo/08_3_whitening.ipynb), [8.5](../08_ppo/08_5_ppo_loop.ipynb), [9.6](../09_grpo/09_6_hidden_penalty.ipynb) |
 # | the ratio is not 1 before any update: why? | [8.4](../08_ppo/08_4_temperature.ipynb), [5.4](../05_trajectories/05_4_retokenization.ipynb) |
 # | why is a step fast, or slow? | [9.5](../09_grpo/09_5_speed.ipynb) |
 # | how are experiments named, stored and checked? | [9.3](../09_grpo/09_3_arms.ipynb), [0.2](00_2_figures_and_tables.ipynb), [0.3](00_3_cache.ipynb) |
 # | can an agent succeed without looking? | [9.4](../09_grpo/09_4_shortcuts.ipynb) |
 # | what if calls cost something, or are few? | [12.3](../12_multi_turn/12_3_budget_and_penalty.ipynb) |
+# | what if the agent writes calls that do not parse? | [12.5](../12_multi_turn/12_5_tool_errors.ipynb) |
+# | what if some tasks take one call and others many? | [12.6](../12_multi_turn/12_6_mixtures.ipynb) |
 #
 # ## What was seen
 #

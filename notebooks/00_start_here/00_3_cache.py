@@ -129,8 +129,9 @@ def show(trajectory):
 # %% [markdown]
 # `code_version` follows the imports to the end and hashes all statements that it meets, with the version of
 # torch, whose kernels do the arithmetic. (What follows a `+` in that version names the build, say for the
-# CPU, and is dropped.) This module does not count when others import it: how a result is kept does not
-# change the result.
+# CPU, and is dropped.) Two modules do not count when others import them: this one, since how a result is kept
+# does not change it, and the list of experiments (section 9.3), since a new one leaves the old ones as they
+# were.
 
 # %%
 #@save
@@ -144,6 +145,9 @@ def module_source(name):
     return path.read_text(encoding='utf-8')
 
 
+DECIDES_NOTHING = ('cache', 'arms')                     # one keeps results, the other names and stores them
+
+
 def code_version(*module_names):
     """Twelve hex digits of SHA-256 over agentrl modules, what they import from agentrl, and torch."""
     sources, queue = {}, [name.removeprefix('agentrl.') for name in module_names]
@@ -151,7 +155,7 @@ def code_version(*module_names):
         name = queue.pop()
         if name not in sources:
             sources[name] = module_source(name)
-            queue += [imported for imported in imported_modules(sources[name]) if imported != 'cache']
+            queue += [new for new in imported_modules(sources[name]) if new not in DECIDES_NOTHING]
     code = [(name, code_statements(sources[name])) for name in sorted(sources)]
     return hashlib.sha256(repr((version('torch').split('+')[0], code)).encode()).hexdigest()[:12]
 

@@ -61,6 +61,9 @@ ARMS = {
     'penalty 0.05, no std': {'step_penalty': 0.05, 'std_normalize': False},             # section 9.6
     'penalty 0.3, no std': {'step_penalty': 0.3, 'std_normalize': False},
     'max_turns 3': {'max_turns': 3},
+    'max_turns 4': {'max_turns': 4},                                    # the careful episode and no more (12.5)
+    'invalid_penalty 0.05': {'invalid_penalty': 0.05},                  # a price on malformed calls (12.5)
+    'invalid_penalty 0.2': {'invalid_penalty': 0.2},
     'fixed names': {'fresh_names': False},                              # the name gives the edit away (9.4)
     'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},
     'all edits shown': {'edits': tuple(EDIT_OPS)},

@@ -1,0 +1,84 @@
+# Made by tools/export.py from notebooks/07_advantages/07_4_step_groups.py. Do not edit: change it there, then `make export`.
+# Body: a190d975935d3e47
+"""7.4 Compare only calls that were made in the same state."""
+
+import hashlib
+
+import torch
+
+from agentrl.episodes import OWNER
+from agentrl.gradient import keep_only
+from agentrl.tasks import canonical_source, rename
+
+
+# 07_advantages/07_4_step_groups, cell 2
+def state_key(env, seen):
+    """Hash of an environment's state before a call, whatever its names; `seen`: the observations so far."""
+    env = env.unwrapped
+    number = {name: canonical for canonical, name in canonical_source(env.task.source)[1].items()}
+    left = (env.max_edits - env.info['n_edits'], env.budget - env.info['n_turns'])
+    state = (env.task.name, rename(env.source, number), left, [rename(text, number) for text in seen])
+    return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
+
+
+# 07_advantages/07_4_step_groups, cell 3
+def call_texts(traj):
+    """What the policy wrote in each call of a trajectory: list of texts."""
+    wrote = [(traj.owner == OWNER['policy']) & (traj.turn == k) for k in range(traj.info['n_turns'])]
+    return [traj.tok.decode(traj.ids[at].tolist()) for at in wrote]
+
+
+# 07_advantages/07_4_step_groups, cell 3
+def visited_states(env, task, calls, max_turns):
+    """The state before each of `calls`, by making them again in `env`: list of keys."""
+    env.reset(options={'task': task, 'max_turns': max_turns})
+    keys, seen = [], []
+    for call in calls:
+        keys.append(state_key(env, seen))
+        seen.append(env.step(call)[0])
+    return keys
+
+
+# 07_advantages/07_4_step_groups, cell 6
+SAME_RETURN = 1e-9                                                      # returns closer than this are equal
+
+
+# 07_advantages/07_4_step_groups, cell 6
+def step_advantages(returns, keys, std_normalize=True):
+    """Advantages [N] of calls with returns-to-go [N] among those of the same key (GiGPO, Feng et al. 2025).
+
+    The return minus the group's mean, divided if std_normalize by its sample standard deviation. A call
+    without company, or whose group's returns all lie within SAME_RETURN, gets exactly 0.
+    """
+    returns = torch.as_tensor(returns, dtype=torch.float64)
+    if returns.shape != (len(keys),):
+        raise ValueError(f'returns have shape {list(returns.shape)}; allowed: [{len(keys)}], one a key')
+    number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    group = torch.tensor([number[key] for key in keys], dtype=torch.long)                     # [N]
+    size = group.bincount(minlength=len(number))                                              # [groups]
+
+    def over_group(values, reduce):
+        return returns.new_zeros(len(number)).scatter_reduce(0, group, values, reduce, include_self=False)
+
+    centred = returns - over_group(returns, 'mean')[group]
+    spread = over_group(returns, 'amax') - over_group(returns, 'amin') >= SAME_RETURN         # [groups]
+    if std_normalize:
+        variance = over_group(centred**2, 'sum') / (size - 1).clamp(min=1)
+        centred = centred / variance.where(spread, 1.0).sqrt()[group]
+    return keep_only(centred, spread[group])
+
+
+# 07_advantages/07_4_step_groups, cell 8
+def step_group_advantages(episode, step, turn, mask, weight=1.0):
+    """A = episode + weight * step for each token (GiGPO, Feng et al. 2025): [B, T-1], 0 outside mask.
+
+    episode [B]; step [N], the calls in order of row and turn; turn [B, T]; mask [B, T-1]. ValueError if N is
+    not the number of calls in `turn`, or for a negative weight.
+    """
+    n_calls = turn.amax(1) + 1                                                                # [B]
+    if len(step) != n_calls.sum() or weight < 0:
+        raise ValueError(f'{len(step)} step advantages, weight {weight}; allowed: {int(n_calls.sum())}, one '
+                         'for each call of the batch, and a weight of at least 0')
+    place = (n_calls.cumsum(0) - n_calls)[:, None] + turn[:, 1:]                              # [B, T-1]
+    tokens = episode[:, None] + weight * step[place.where(mask.bool(), 0)]
+    return keep_only(tokens, mask)
