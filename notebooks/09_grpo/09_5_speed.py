@@ -147,11 +147,13 @@ for ax, (varied, label) in zip(axes, panels, strict=True):
     rows = bench[bench['varied'] == varied]
     for column, marker in (('plain / ours', 'o'), ('ours / floor', 's')):
         line, = ax.plot(rows['value'].astype(str), rows[column], marker=marker)
-        if varied == 'group size':
-            ax.annotate(column, (0.1, rows[column].iloc[0]), xytext=(0, 6), textcoords='offset points',
-                        color=line.get_color())
-    ax.set(xlabel=label, ylim=(0, None))
-axes[0].set_ylabel('ratio of times')
+        if varied == 'turns':
+            ax.annotate(column, (1, rows[column].iloc[1]), xytext=(0, 9), textcoords='offset points',
+                        color=line.get_color(), ha='center')
+    ax.set(xlabel=label)
+ticks = [1, 2, 4, 8, 16]
+axes[0].set(yscale='log', ylabel='ratio of times', ylim=(1, 20), yticks=ticks, yticklabels=ticks)
+axes[0].minorticks_off()
 save_figure(fig, '9_5_speed', bench[['varied', 'value', 'plain / ours', 'ours / floor']].round(3))
 
 # %% [markdown]
