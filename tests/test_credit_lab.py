@@ -1,5 +1,6 @@
 """The lab's parts by hand and against slow derivations, and its table against itself."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -233,6 +234,20 @@ def test_probabilities_of_calls_are_those_at_which_they_were_sampled(small_lab):
         for k, text in enumerate(episode.texts):
             logp = episode.traj.logp[episode.traj.action_mask & (episode.traj.turn[1:] == k)].sum()
             assert call_probability(episode.cuts[k], text) == pytest.approx(logp.exp().item(), rel=1e-9)
+
+
+def test_each_cut_has_its_own_draws_and_a_call_and_its_fresh_calls_share_their_siblings(small_lab, monkeypatch):
+    drawn = []
+
+    def recorded(cfg, *what):
+        drawn.append(what)
+        return lab_rng(cfg, *what)
+
+    monkeypatch.setattr(credit_lab, "lab_rng", recorded)
+    measure_calls(0, 0, [0, 1], SMALL)
+    counts = Counter(drawn)
+    assert counts["play on", 0, 0, 0] == counts["play on", 0, 0, 1] == counts["play on", 0, 0, 2] == 1
+    assert counts["siblings", 0, 0, 0] == counts["siblings", 0, 0, 1] == 2 * len(LAB_COSTS)
 
 
 def test_only_one_malformed_call_more_is_measured(small_lab):

@@ -302,9 +302,9 @@ print(list(tokens.shape), 'tokens, of which', len(kept), 'kept;', int((kept != 0
 # Three episodes by hand: the same −1/3 for a harmless `read` and a wrong edit became −0.333 and −0.5, and
 # six calls of nine were compared with nobody or with equals. On 64 episodes of the starting policy, 225
 # calls were made in 143 states: a share of 0.471 had company, but 0.261 if the first call is left aside,
-# where the step advantage only repeats the episode's; and 0.149 of those got an advantage that is not zero.
-# From the third call on, no group had anything to say. If names counted there would be no company at all.
-# Whether what step groups do say is *right* is measured in 7.6.
+# where the step advantage only repeats the episode's; and of those calls a share of 0.149 got an advantage
+# that is not zero. From the third call on, no group had anything to say. If names counted there would be no
+# company at all. Whether what step groups do say is *right* is measured in 7.6.
 #
 # **Try it.** Leave the calls that are left out of `state_key`: how many more calls have company, and what is
 # wrong with comparing them? Then take 32 episodes of two tasks instead of eight of eight.

@@ -270,8 +270,8 @@ def exact_value(state):
 
 
 # %% [markdown]
-# Three states with two calls left, and 400 estimates of 9 continuations in each. All 3600 together must agree
-# with the sum within their error, and the 400 must scatter as a verdict does, by $\sqrt{V(1-V)/9}$.
+# Three states with two calls left, and 300 estimates of 9 continuations in each. All 2700 together must agree
+# with the sum within their error, and the 300 must scatter as a verdict does, by $\sqrt{V(1-V)/9}$.
 
 # %%
 import pandas as pd
@@ -280,11 +280,11 @@ rows = []
 for calls in ([], ['read'], ['edit fix_boundary']):
     state = act(start(max_turns=len(calls) + 2), *calls)
     low, high = exact_value(state)
-    nines = continuation_returns([state], continue_episodes(policy, [state], 3600, rng)).reshape(400, 9)
+    nines = continuation_returns([state], continue_episodes(policy, [state], 2700, rng)).reshape(300, 9)
     mean, error = mean_and_error(nines.reshape(1, -1))
     rows.append([', '.join(calls) or 'nothing', low, high, mean.item(), error.item(),
                  nines.mean(1).std().item(), (low * (1 - low) / 9) ** 0.5])
-columns = ['done so far', 'V, at least', 'at most', 'mean of 3600', 'error', 'scatter of nines', 'expected']
+columns = ['done so far', 'V, at least', 'at most', 'mean of 2700', 'error', 'scatter of nines', 'expected']
 pd.DataFrame(rows, columns=columns).round(4)
 
 # %% [markdown]
@@ -359,4 +359,13 @@ pd.DataFrame(rows, columns=['continuations', 'steps an episode', 'times an episo
 # %% [markdown]
 # ## What was seen
 #
-# TODO
+# A copy that copies only what changes goes on exactly like a deep one. With one cache row for all that have
+# read the same, 3477 tokens were read instead of 19538 for the same continuations, token for token. Where
+# the value can be summed up (0.0760, 0.0047, and between 0.8080 and 0.8168), 2700 continuations gave
+# 0.0767, 0.0033 and 0.8215, none of them two standard errors off; means of nine scatter by about what a
+# verdict must (0.0975 where 0.0883 is expected, two errors of such a deviation apart; 0.0190 for 0.0227;
+# 0.1235 for 0.1313). In the episode under the glass `read` was worth 0.371 and the edit 0.320; nine
+# continuations said 0.222 and 0.333. They cost 25.4 times the steps of the episodes alone.
+#
+# **Try it.** Which state of the figure needs the most continuations for an error of 0.01, and how many? Then
+# take snapshots of an episode sampled at temperature 2 and play on at 1: whose value is it that you get?

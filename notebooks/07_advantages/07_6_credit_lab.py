@@ -457,7 +457,8 @@ whole, calls = lab[lab['whole']], lab[lab['method'] == 'outcome']
 print(len(whole.groupby(['task', 'episode'])), 'episodes,', len(calls[calls['whole']]) // 2, 'calls, and',
       len(calls[~calls['whole']]) // 2, 'malformed ones more')
 calls = calls[calls['whole']].assign(positive=lambda c: c['clear'] & (c['truth'] > 0))
-calls.groupby('cost').agg({'truth': 'size', 'clear': 'sum', 'positive': 'sum', 'error': ['mean', 'max']}).round(4)
+columns = {'truth': 'size', 'clear': 'sum', 'positive': 'sum', 'error': ['mean', 'max']}
+calls.groupby('cost').agg(columns).round(4)
 
 # %% [markdown]
 # Is the table really what this code gives? The first call of an episode with two calls, measured again with
@@ -469,8 +470,8 @@ again = pd.DataFrame(measure_calls(int(n), int(m), [0]))
 stored = lab[(lab['task'] == n) & (lab['episode'] == m) & (lab['call'] == 0)].reset_index(drop=True)
 numbers, texts = again.select_dtypes('number').columns, ['method', 'kind', 'repaired']
 same = ((again[numbers] - stored[numbers]).abs() <= 1e-4 * again[numbers].abs() + 1e-9).all(axis=None)
-print(f'task {n}, episode {m}: {len(again)} rows of {len(numbers)} numbers, equal to five digits:', same,
-      'and in words:', again[texts].equals(stored[texts]))
+print(f'task {n}, episode {m}: {len(again)} rows, {len(numbers)} numbers in each')
+print('equal to five digits:', same, 'and in words:', again[texts].equals(stored[texts]))
 
 # %% [markdown]
 # ## Scores
@@ -512,7 +513,8 @@ def score_parts(rows):
 def scores(parts):
     """parts [..., 8], summed over calls -> sign right, sign wrong, bias, offset, tilt, noise."""
     n, clear, right, wrong, *squares = np.moveaxis(parts, -1, 0)
-    return np.stack([right / clear, wrong / clear, *(np.sqrt(np.maximum(square, 0) / n) for square in squares)])
+    roots = [np.sqrt(np.maximum(square, 0) / n) for square in squares]
+    return np.stack([right / clear, wrong / clear, *roots])
 
 
 # %% [markdown]
@@ -563,6 +565,9 @@ scored = pd.DataFrame([(cost, method, score, *found[cost, method][score]) for co
                       columns=['cost', 'method', 'score', 'value', 'low', 'high'])
 save_table(scored, '07_6_scores')
 scored['shown'] = [f'{row.value:.2f} ({row.low:.2f} to {row.high:.2f})' for row in scored.itertuples()]
+better = whole[(whole['cost'] == 0.05) & whole['clear'] & (whole['truth'] > 0)].groupby('method')['down']
+print('clearly better than average, but called worse:',
+      better.mean()[['outcome', 'turn GAE 0.95', 'MC 9']].round(2).to_dict())
 wide = scored.pivot(index=['cost', 'method'], columns='score', values='shown').rename_axis(columns=None)
 wide.reindex(methods, level='method')[['sign right', 'sign wrong', 'rank', 'bias', 'tilt', 'noise']]
 
@@ -578,7 +583,7 @@ wide.reindex(methods, level='method')[['sign right', 'sign wrong', 'rank', 'bias
 # The signs tell the same story as the ranks. Continuations are seldom wrong; where they are not right they
 # mostly say exactly 0, because all of them ended alike. The other methods always have an opinion, since the
 # verdict of the episode colours all of its calls, and it is wrong more often; where calls cost something,
-# about half of the calls that are truly better than average are called worse.
+# about half of the calls that are truly better than average are called worse (first line).
 #
 # ## What an environment step buys
 #
@@ -686,7 +691,7 @@ pd.DataFrame({'tests': one.size(), 'P(test)': one['prob'].mean(), 'A(test)': one
               'P(submit)': one['submit_prob'].mean(), 'A(submit)': one['submit'].mean()}).round(3)
 
 # %% [markdown]
-# Before an edit, and after one that was not preceded by reading, `test` is worse than what the policy does
+# Before an edit, and long after one or without having read, `test` is worse than what the policy does
 # otherwise, even where calls are free: it is the mark of an episode that dithers and will not submit in
 # time. After a wrong edit all is lost, and it costs a part of its price. But in the one situation that a
 # trained agent will be in, code read and right edit just made, its true advantage is *positive*, also at a
@@ -701,11 +706,12 @@ pd.DataFrame({'tests': one.size(), 'P(test)': one['prob'].mean(), 'A(test)': one
 # %%
 def visible(rows):
     of = {method: its for method, its in rows.groupby('method')}
-    A, follows = of['outcome']['truth'].mean(), {name: of[name]['follows'].mean() for name in list(COLORS)[::-1]}
+    A, n = of['outcome']['truth'].mean(), len(of['outcome'])
+    follows = {name: of[name]['follows'].mean() for name in list(COLORS)[::-1]}
     jitter = {name: (of[name]['var'] + of[name]['fresh_1'] * of[name]['fresh_2']).mean() ** 0.5
               for name in ('outcome', 'turn GAE 0.95')}
     needed = {f'needed by {name}': (2 * size / A) ** 2 for name, size in jitter.items()}
-    return pd.Series({'A(test)': A} | follows | needed | {'in a step': 64 / len(free) * len(of['outcome'])})
+    return pd.Series({'A(test)': A} | follows | needed | {'in a step': 64 / len(free) * n})
 
 
 costly = tests[tests['cost'] == 0.05]
