@@ -62,7 +62,8 @@ def make_steps(remade: Path) -> dict[str, Callable[[], Counts]]:
     return {
         "fresh": lambda: run_module("tools.export", "--check"),
         "style": lambda: run_module("ruff", "check", "."),
-        "caches": lambda: run_module("tools.warm", env=dict(os.environ)),
+        # One thread: two wait for each other where the processor is shared.
+        "caches": lambda: run_module("tools.warm", env={**os.environ, "OMP_NUM_THREADS": "1"}),
         "unit": lambda: run_pytest("tests", env={**ENV, "MPLBACKEND": "Agg"}),
         "notebooks": lambda: run_pytest(*notebooks, env=draw),
         "figures": lambda: run_figures(remade),
