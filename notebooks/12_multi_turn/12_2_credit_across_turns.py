@@ -272,7 +272,7 @@ ax.axhline(0, color='#333333', linewidth=0.8)
 ax.set_xticks(list(at), calls['call'])
 ax.set(xlabel='call', ylabel='reward units', title='Figure 12.1  One episode of the turn-GAE agent',
        xlim=(-0.6, len(calls) + 0.9))
-save_figure(fig, '12_1_one_episode', calls)
+save_figure(fig, '12_1_one_episode', calls.round(3))          # a critic's last digits drift
 
 # %% [markdown]
 # The critic charges `test` its price: nothing is learned from it, and its TD error and its turn advantage are
