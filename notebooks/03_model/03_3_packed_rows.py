@@ -18,7 +18,7 @@
 # Episodes of one batch differ in length by a factor of ten. Padded to the longest, more than half of what
 # the network multiplies is filling. And of the rest, training wants the log-probabilities of the policy's own
 # tokens only, three in ten. This section computes those and nothing else, and shows that they are the same
-# numbers. It makes a training step about twice as fast (section 9.5 measures it).
+# numbers. Section 9.5 measures what it saves.
 
 # %%
 #@save packing

@@ -173,12 +173,11 @@ print(f'two seeds in two processes of one thread each: {gain:.2f} times as fast 
 # %% [markdown]
 # ## Where the rest of the time goes
 #
-# On the machine of the table, PyTorch's profiler finds half of our update in matrix products, which run at
-# nearly the full rate, and a third in attention, whose heads of 16 are so narrow that softmax is its limit and
-# not multiplication; norms, additions and bookkeeping are the rest. In sampling each round has a price before
-# the first token is computed: some hundred and fifty small operations. That is why large groups are cheaper an
-# episode than small ones. What would help next is to sample in fewer rounds, by guessing the tokens that a
-# call's grammar leaves no choice about and checking the guess. Tried and dropped: the mathematical form of
+# In the update, matrix products come first and attention second: its heads of 16 are so narrow that softmax is
+# its limit and not multiplication. (PyTorch's profiler around `one_step` shows it.) In sampling each round has
+# a price before the first token is computed, more than a hundred small operations. That is why large groups
+# are cheaper an episode than small ones. What would help next is to sample in fewer rounds, by guessing the
+# tokens that a call's grammar leaves no choice about and checking the guess. Tried and dropped: plain
 # attention and masks made by hand (slower than the fused kernel at these lengths), masks as numbers instead
 # of booleans, inference mode (hardly faster), and smaller buckets of packed rows (slower).
 #
