@@ -1,6 +1,8 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_2_credit_across_turns.py. Do not edit: change it there, then `make export`.
-# Body: c808bf2d0ce0ba48
+# Body: abdee6e5a42ccf27
 """12.2 Decide who gets the credit: the episode, the token or the call."""
+
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +34,9 @@ def per_call_rewards(trajs, mask, step_penalty):
     given = torch.tensor([traj.reward for traj in trajs], dtype=torch.float64)
     if (wrong := (rewards.sum(1) - given).abs() > 1e-9).any():
         row = int(wrong.nonzero()[0])
-        raise ValueError(f'row {row}: calls earn {rewards[row].sum():.3f}, '
-                         f'the environment gave {given[row]:.3f}; step_penalty must be that of the environment, and no other price may be set')
+        raise ValueError(f'row {row}: calls earn {rewards[row].sum():.3f}, the environment gave '
+                         f'{given[row]:.3f}; step_penalty must be that of the environment, and no other '
+                         'price may be set')
     return rewards
 
 
@@ -95,3 +98,23 @@ def train_critic_arm(arm, seed=0, base_seed=0):
 
 CREDIT_ARMS = {'token GAE': {'step_penalty': 0.05}, 'turn GAE': {'step_penalty': 0.05}}
 CREDIT = Study('credit', CREDIT_ARMS, train_critic_arm, ('call_credit', 'base'))
+
+
+# 12_multi_turn/12_2_credit_across_turns, cell 14
+def check_call_advantages(attempt):
+    """Try `attempt(rewards, values)`, lists of K fractions, as A_k at gamma = lambda = 1: what is wrong, in words."""
+    rng = torch.Generator().manual_seed(0)
+    for n_calls in (1, 2, 3, 6):
+        rewards, values = ([Fraction(n, 10) for n in torch.randint(-9, 10, (n_calls,), generator=rng).tolist()]
+                           for _ in range(2))
+        td = [r + after - v for r, after, v in zip(rewards, [*values[1:], 0], values, strict=True)]
+        right = [sum(td[k:]) for k in range(n_calls)]                   # GAE with gamma = lambda = 1
+        try:
+            given = list(attempt(list(rewards), list(values)))
+        except NotImplementedError:
+            return 'not written yet: replace the line that raises, then run this cell again'
+        if given != right:
+            shown = ', '.join(f'{name} {[str(x) for x in row]}' for name, row in (
+                ('rewards', rewards), ('values', values), ('right', right), ('yours', given)))
+            return f'not yet, for an episode of {n_calls} calls: {shown}'
+    return 'right, for episodes of 1, 2, 3 and 6 calls'

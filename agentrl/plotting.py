@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: f39e6033255e7dcc
+# Body: 8ec8b4551a8624d8
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -24,12 +24,25 @@ ARM_COLORS = {
     'penalty 0.3': '#D55E00',
     'penalty 0.05, no std': '#7B3294',
     'penalty 0.3, no std': '#E7298A',
-    'max_turns 3': '#009E73',
+    'max_turns 3': '#009E73', '3 turns, 60 steps': '#009E73',
+    '6 turns, then 3': '#8C510A',
+    '6 turns, 4, then 3': '#35978F',
+    'as planned': '#0072B2',                                    # the default run, reviewed in 12.7.1
+    'as deployed': '#A65628',
+    'rehearsed': '#117755',
+    'rehearsed, read kept': '#AA4466',
     'wrong_submit -1': '#CC79A7', 'truncation = 0': '#CC79A7',
     'token GAE': '#56B4E9',
     'turn GAE': '#000000',
     'keep_obs 1': '#332288',
     'truncation masked': '#882255',
+    'truncation priced': '#228833',
+    'truncation dropped': '#00BBAA',
+    'truncation bootstrapped': '#DDAA33',
+    'turns left shown': '#4477AA',
+    'turns left priced': '#222288',
+    'cost annealed in': '#004488',
+    'four calls free': '#33BBEE',
     'mixture': '#999933', '50/50 mixture': '#999933',
     'mixture, equal token weight': '#EE7733',
     'mixture, seq_mean': '#AA3377',

@@ -46,6 +46,11 @@ TOGETHER = [
     ["default", "invalid_penalty 0.05", "max_turns 4", "early stop"],
     ["50/50 mixture", "mixture, equal token weight", "mixture, seq_mean"],
     ["default", "penalty 0.3", "wrong_submit -1", "truncation masked"],
+    ["penalty 0.3", "cost annealed in", "four calls free"],
+    ["truncation = 0", "truncation masked", "truncation dropped", "truncation bootstrapped"],
+    ["truncation = 0", "truncation priced", "turns left shown", "turns left priced"],
+    ["3 turns, 60 steps", "6 turns, then 3", "6 turns, 4, then 3"],
+    ["as planned", "as deployed", "rehearsed", "rehearsed, read kept"],
     ["default", "fixed names", "fixed names, 3 turns", "all edits shown"],
 ]
 

@@ -185,8 +185,11 @@ heldout[['seed', *SHOWN]].round(3)
 # | how are experiments named, stored and checked? | [9.3](../09_grpo/09_3_arms.ipynb), [0.2](00_2_figures_and_tables.ipynb), [0.3](00_3_cache.ipynb) |
 # | can an agent succeed without looking? | [9.4](../09_grpo/09_4_shortcuts.ipynb) |
 # | what if calls cost something, or are few? | [12.3](../12_multi_turn/12_3_budget_and_penalty.ipynb) |
+# | what if the agent cannot keep all that it has seen? | [12.4](../12_multi_turn/12_4_context_management.ipynb), [12.4.1](../12_multi_turn/12_4_context_training.ipynb) |
 # | what if the agent writes calls that do not parse? | [12.5](../12_multi_turn/12_5_tool_errors.ipynb) |
 # | what if some tasks take one call and others many? | [12.6](../12_multi_turn/12_6_mixtures.ipynb) |
+# | it submits at once, or never, or is cut off: what now? | [12.7](../12_multi_turn/12_7_design_problems.ipynb) |
+# | will it still work where it is deployed? | [12.7.1](../12_multi_turn/12_7_design_review.ipynb) |
 #
 # ## What was seen
 #

@@ -64,6 +64,7 @@ ARMS = {
     'max_turns 4': {'max_turns': 4},                                    # the careful episode and no more (12.5)
     'invalid_penalty 0.05': {'invalid_penalty': 0.05},                  # a price on malformed calls (12.5)
     'invalid_penalty 0.2': {'invalid_penalty': 0.2},
+    'wrong_submit -1': {'wrong_submit': -1.0},                          # an exit that costs nothing (12.7)
     'fixed names': {'fresh_names': False},                              # the name gives the edit away (9.4)
     'fixed names, 3 turns': {'fresh_names': False, 'max_turns': 3},
     'all edits shown': {'edits': tuple(EDIT_OPS)},

@@ -22,6 +22,8 @@
 
 # %%
 #@save call_credit
+from fractions import Fraction
+
 import torch
 import torch.nn.functional as F
 
@@ -59,8 +61,9 @@ def per_call_rewards(trajs, mask, step_penalty):
     given = torch.tensor([traj.reward for traj in trajs], dtype=torch.float64)
     if (wrong := (rewards.sum(1) - given).abs() > 1e-9).any():
         row = int(wrong.nonzero()[0])
-        raise ValueError(f'row {row}: calls earn {rewards[row].sum():.3f}, '
-                         f'the environment gave {given[row]:.3f}; step_penalty must be that of the environment, and no other price may be set')
+        raise ValueError(f'row {row}: calls earn {rewards[row].sum():.3f}, the environment gave '
+                         f'{given[row]:.3f}; step_penalty must be that of the environment, and no other '
+                         'price may be set')
     return rewards
 
 
@@ -279,6 +282,44 @@ save_figure(fig, '12_1_one_episode', calls.round(3))          # a critic's last 
 # negative. Token by token, advantages inside one call differ by more than that, because a token that reveals
 # which edit is coming changes the value.
 #
+# ## Exercise: what is left at γ = λ = 1
+#
+# Show that with γ = λ = 1 the turn advantage of call k is what was earned from call k on, minus what the
+# critic expected at its start: all other values cancel. Then write it down without a TD error: from the
+# rewards $r_k$ of an episode's calls and the values $V(s_k)$ at their starts. The check compares with
+# `turn_advantages` in exact fractions, so an answer that is right up to rounding is not right yet; [a
+# solution](../solutions/s_12_2_telescoping.ipynb) has the proof.
+
+# %%
+#@save
+def check_call_advantages(attempt):
+    """Try `attempt(rewards, values)`, lists of K fractions, as A_k at gamma = lambda = 1: what is wrong, in words."""
+    rng = torch.Generator().manual_seed(0)
+    for n_calls in (1, 2, 3, 6):
+        rewards, values = ([Fraction(n, 10) for n in torch.randint(-9, 10, (n_calls,), generator=rng).tolist()]
+                           for _ in range(2))
+        td = [r + after - v for r, after, v in zip(rewards, [*values[1:], 0], values, strict=True)]
+        right = [sum(td[k:]) for k in range(n_calls)]                   # GAE with gamma = lambda = 1
+        try:
+            given = list(attempt(list(rewards), list(values)))
+        except NotImplementedError:
+            return 'not written yet: replace the line that raises, then run this cell again'
+        if given != right:
+            shown = ', '.join(f'{name} {[str(x) for x in row]}' for name, row in (
+                ('rewards', rewards), ('values', values), ('right', right), ('yours', given)))
+            return f'not yet, for an episode of {n_calls} calls: {shown}'
+    return 'right, for episodes of 1, 2, 3 and 6 calls'
+
+
+# %%
+def my_call_advantages(rewards, values):
+    """A_k of each call, lists of K, at gamma = lambda = 1."""
+    raise NotImplementedError
+
+
+print(check_call_advantages(my_call_advantages))
+
+# %% [markdown]
 # ## What was seen
 #
 # The book's findings, one seed there, three here. *All arms learn to read*: holds, 0.998 to 1.01 reads.
