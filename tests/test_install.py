@@ -14,7 +14,8 @@ from tools.notebooks import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
-PINS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+EXTRAS = PROJECT["optional-dependencies"]
+PINS = [*PROJECT["dependencies"], *EXTRAS["cluster"], *(pin for pin in EXTRAS["dev"] if pin != "agentrl[cluster]")]
 
 
 def test_conda_gets_python_pip_and_this_package_without_versions():

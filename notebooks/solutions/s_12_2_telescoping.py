@@ -83,8 +83,8 @@ print('with lambda = 0.95 the largest difference is', round(largest_difference(0
 # %% [markdown]
 # ## What was seen
 #
-# The check accepts the function, in fractions, so without any rounding. On @@ calls of real episodes it agrees
-# with turn GAE at λ = 1, and differs by up to @@ at λ = 0.95: that is how far the critic's opinion of later
+# The check accepts the function, in fractions, so without any rounding. On 269 calls of real episodes it agrees
+# with turn GAE at λ = 1, and differs by up to 0.126 at λ = 0.95: that is how far the critic's opinion of later
 # calls, which cancels at λ = 1, moves a single advantage.
 #
 # **Try it.** Give the critic a constant error, `values + 1` under the mask. How much do the advantages at

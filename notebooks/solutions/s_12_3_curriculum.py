@@ -78,8 +78,8 @@ near.pivot(index=['arm', 'step'], columns='seed', values=['tests', 'submit_rate'
 # The staircase is not better, and on one seed it ends in nothing. At its end of four turns the agent of seed 0
 # still reads, edits, tests and submits: with four turns the useless test costs nothing. When the third turn
 # becomes the last, it never submits, all rewards are 0, all advantages are 0, and no gradient will ever tell it
-# why: the pass rate stays at 0.00 for twenty steps. The same seed in the other arm was in the same trap for
-# fifteen steps, at 0.89 tests, and found the way out by the few episodes that left the test away. So the habit
+# why: the pass rate stays at 0.00 for twenty steps. The same seed in the other arm fell into the same trap, at
+# 0.89 tests, and found the way out after some fifteen steps, by a few episodes that left the test away. So the habit
 # that costs nothing (section 12.3) is what decides whether a curriculum survives its own steps: before a budget
 # falls, look at what share of the episodes fits into the new one.
 #
