@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: 1f1fdd0640e96147
+# Body: 08f6e56a402fc2db
 """9.3 Name every experiment once."""
 
 import hashlib
@@ -93,11 +93,15 @@ def policy_from(weights):
 # 09_grpo/09_3_arms, cell 5
 @dataclass(frozen=True)
 class Study:
-    """Arms of one function: {arm: settings}, train(arm, seed, base_seed) -> run, the modules that decide it."""
+    """Arms of one function: {arm: settings}, train(arm, seed, base_seed) -> run, the modules that decide it.
+
+    `seeds` are those of the runs that the book stores.
+    """
     name: str
     arms: dict
     train: Callable
     modules: tuple
+    seeds: tuple = SEEDS
 
     def version(self, arm):
         """A short text that changes with the settings of an arm or with any code that decides its result."""
@@ -158,9 +162,12 @@ def store_run(study, arm, base, seed, run):
 
 # 09_grpo/09_3_arms, cell 8
 def train_and_label(study, arm, base, seed):
-    """What a worker process does: one run on one thread."""
+    """What a worker process does: one run on one thread. In place of a run that failed, the error as text."""
     torch.set_num_threads(1)
-    return arm, base, seed, study.train(arm, seed, base)
+    try:
+        return arm, base, seed, study.train(arm, seed, base)
+    except Exception as error:                                          # reported by the caller; others go on
+        return arm, base, seed, f'{type(error).__name__}: {error}'
 
 
 # 09_grpo/09_3_arms, cell 8
@@ -174,13 +181,23 @@ def missing_runs(study, arms, seeds, bases=(0,)):
 
 # 09_grpo/09_3_arms, cell 8
 def run_study(study, arms, seeds, bases=(0,), jobs=2):
-    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress."""
+    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress.
+
+    Runs that fail are named in a RuntimeError at the end, when all others are stored.
+    """
+    failed = []
     if missing := missing_runs(study, arms, seeds, bases):
         with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
             runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
                 joblib.delayed(train_and_label)(study, *run) for run in missing)
-            for run in tqdm(runs, desc=f'training runs ({study.name})', total=len(missing)):
-                store_run(study, *run)
+            for *key, run in tqdm(runs, desc=f'training runs ({study.name})', total=len(missing)):
+                if isinstance(run, str):
+                    failed.append(f'arm={key[0]!r} base={key[1]} seed={key[2]}: {run}')
+                else:
+                    store_run(study, *key, run)
+    if failed:
+        raise RuntimeError(f'{len(failed)} of {len(missing)} runs of {study.name} failed, the others are '
+                           'stored:\n' + '\n'.join(failed))
     tables = [read_runs(study, name) for name in ('heldout', 'history')]
     wanted = {'arm': arms, 'base': bases, 'seed': seeds}
     return tuple(table[table[KEY].isin(wanted).all(axis=1)].reset_index(drop=True) for table in tables)

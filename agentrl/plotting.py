@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: 8ec8b4551a8624d8
+# Body: 551d0904a1595f22
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -54,6 +54,16 @@ ARM_COLORS = {
     'fixed names': '#AA4499',
     'fixed names, 3 turns': '#117733',
     'all edits shown': '#6699CC',
+    'low 0.5': '#CC3311',                                       # chapter 13: rules for importance weights
+    'low 0': '#0077BB',
+    'no weight': '#555555',
+    'IcePop': '#009988',
+    'floor, A < 0': '#EE3377',
+    'floor, A > 0': '#88CCEE',
+    'no limit': '#004488',                                      # how old a group may be (13.7)
+    'limit 4': '#DDAA33',
+    'limit 1': '#BB5566',
+    'limit 1, retry': '#228833',
 }
 SPARE_COLORS = ('#661100', '#44AA99', '#DDCC77')
 

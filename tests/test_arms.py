@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from agentrl import arms
-from agentrl.arms import ARMS, GRPO, KEY, SEEDS, Study, arm_config, read_runs, run_study, store_run
+from agentrl.arms import ARMS, GRPO, KEY, Study, arm_config, read_runs, run_study, store_run
 from agentrl.base import make_rl_base
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
@@ -104,9 +104,10 @@ def test_stored_runs_are_of_this_code(study):
     for table in (heldout, history):
         stale = {tuple(row) for *row, version in table[[*KEY, "version"]].values if version != study.version(row[0])}
         assert not stale
-    wanted = {(arm, 0, seed) for arm in study.arms for seed in SEEDS}
+    wanted = {(arm, 0, seed) for arm in study.arms for seed in study.seeds}
     assert wanted <= {tuple(row) for row in heldout[KEY].values}
-    assert (history.groupby(KEY).size() == arms.STEPS).all()
+    steps = history.groupby(KEY)["step"].agg(list)  # whole, and of one length in a study
+    assert (steps == steps.map(lambda run: list(range(len(steps.iloc[0]))))).all()
 
 
 @pytest.mark.parametrize("arm", ["penalty 0.05", "max_turns 3"])

@@ -7,7 +7,7 @@ goes on where it was.
 """
 
 import agentrl
-from agentrl.arms import SEEDS, Study, run_study
+from agentrl.arms import Study, run_study
 
 
 def studies() -> list[Study]:
@@ -19,5 +19,5 @@ if __name__ == "__main__":
     lab = agentrl.lab_results()
     print(f"credit lab: {len(lab)} rows are stored in figures/data")
     for study in studies():
-        heldout, _ = run_study(study, list(study.arms), SEEDS)
+        heldout, _ = run_study(study, list(study.arms), study.seeds)
         print(f"{study.name}: runs of {heldout['arm'].nunique()} arms are stored in figures/data")

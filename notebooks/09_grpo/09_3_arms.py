@@ -135,11 +135,15 @@ def policy_from(weights):
 #@save
 @dataclass(frozen=True)
 class Study:
-    """Arms of one function: {arm: settings}, train(arm, seed, base_seed) -> run, the modules that decide it."""
+    """Arms of one function: {arm: settings}, train(arm, seed, base_seed) -> run, the modules that decide it.
+
+    `seeds` are those of the runs that the book stores.
+    """
     name: str
     arms: dict
     train: Callable
     modules: tuple
+    seeds: tuple = SEEDS
 
     def version(self, arm):
         """A short text that changes with the settings of an arm or with any code that decides its result."""
@@ -208,14 +212,18 @@ def store_run(study, arm, base, seed, run):
 #
 # `run_study` returns both tables for the arms and seeds asked for. What is stored is read; what is missing
 # is trained, two runs at a time with one thread each, and stored as soon as it is ready, so that an
-# interrupted call loses only the runs under way.
+# interrupted call loses only the runs under way. A run that fails does not stop the others; the error at the
+# end names all that failed. (Section 13.8 has a launcher that also survives a killed worker.)
 
 # %%
 #@save
 def train_and_label(study, arm, base, seed):
-    """What a worker process does: one run on one thread."""
+    """What a worker process does: one run on one thread. In place of a run that failed, the error as text."""
     torch.set_num_threads(1)
-    return arm, base, seed, study.train(arm, seed, base)
+    try:
+        return arm, base, seed, study.train(arm, seed, base)
+    except Exception as error:                                          # reported by the caller; others go on
+        return arm, base, seed, f'{type(error).__name__}: {error}'
 
 
 def missing_runs(study, arms, seeds, bases=(0,)):
@@ -227,13 +235,23 @@ def missing_runs(study, arms, seeds, bases=(0,)):
 
 
 def run_study(study, arms, seeds, bases=(0,), jobs=2):
-    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress."""
+    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress.
+
+    Runs that fail are named in a RuntimeError at the end, when all others are stored.
+    """
+    failed = []
     if missing := missing_runs(study, arms, seeds, bases):
         with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
             runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
                 joblib.delayed(train_and_label)(study, *run) for run in missing)
-            for run in tqdm(runs, desc=f'training runs ({study.name})', total=len(missing)):
-                store_run(study, *run)
+            for *key, run in tqdm(runs, desc=f'training runs ({study.name})', total=len(missing)):
+                if isinstance(run, str):
+                    failed.append(f'arm={key[0]!r} base={key[1]} seed={key[2]}: {run}')
+                else:
+                    store_run(study, *key, run)
+    if failed:
+        raise RuntimeError(f'{len(failed)} of {len(missing)} runs of {study.name} failed, the others are '
+                           'stored:\n' + '\n'.join(failed))
     tables = [read_runs(study, name) for name in ('heldout', 'history')]
     wanted = {'arm': arms, 'base': bases, 'seed': seeds}
     return tuple(table[table[KEY].isin(wanted).all(axis=1)].reset_index(drop=True) for table in tables)
