@@ -10,13 +10,15 @@ STAMP := .venv/.stamp
 PEERS := .venv-peers/bin/python
 PEERS_STAMP := .venv-peers/.stamp
 
-.PHONY: help figures test notebooks lab export reproduce bench bench-peers clean
+.PHONY: help figures test notebooks sweep evaluate-api lab export reproduce bench bench-peers clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
 	@echo "make test       run every check"
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
+	@echo "make sweep      run more seeds of more arms (ARGS='--help' says how)"
+	@echo "make evaluate-api  let a model behind an API play the gym (ARGS='--help' says how)"
 	@echo "make reproduce  train 40 steps with other threads, kernels and samplers, and compare"
 	@echo "make bench      time a training step against the plain loop and the machine's matrix rate"
 	@echo "make bench-peers  time it beside TRL's GRPOTrainer (in an environment of its own)"
@@ -56,6 +58,12 @@ notebooks: $(STAMP)
 	@$(RUN) -m tools.warm
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --jobs $(JOBS) $(NOTEBOOKS)
+
+sweep: $(STAMP)
+	@$(RUN) -m tools.sweep $(ARGS)
+
+evaluate-api: $(STAMP)
+	@$(RUN) -m tools.evaluate_api $(ARGS)
 
 lab: $(STAMP)
 	$(RUN) -m jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here/00_1_tour.ipynb
