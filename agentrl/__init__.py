@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 27979e278ac750ed
+# Body: 4c91dbe1ad60c796
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -456,6 +456,7 @@ __all__ = [
     "step_group_advantages",
     "stop_counts",
     "store_run",
+    "store_runs",
     "stream_pieces",
     "submit_at_once",
     "summarise",
@@ -807,6 +808,7 @@ _HOME = {
     "store_run": "arms",
     "train_and_label": "arms",
     "missing_runs": "arms",
+    "store_runs": "arms",
     "run_study": "arms",
     "arm_results": "arms",
     "count_work": "work",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: 551d0904a1595f22
+# Body: f3e9530141df31aa
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -19,51 +19,29 @@ from scipy.stats import sem, t
 # 00_start_here/00_2_figures_and_tables, cell 2
 ARM_COLORS = {
     'base': '#888888',                                          # the policy that training starts from
-    'default': '#0072B2', 'full': '#0072B2', 'multi-turn only': '#0072B2',
+    'default': '#0072B2', 'full': '#0072B2', 'multi-turn only': '#0072B2', 'as planned': '#0072B2',
     'penalty 0.05': '#E69F00', 'outcome (GRPO)': '#E69F00',     # one run: outcome-level credit, 0.05 a call
     'penalty 0.3': '#D55E00',
-    'penalty 0.05, no std': '#7B3294',
-    'penalty 0.3, no std': '#E7298A',
+    'penalty 0.05, no std': '#7B3294', 'penalty 0.3, no std': '#E7298A',
     'max_turns 3': '#009E73', '3 turns, 60 steps': '#009E73',
-    '6 turns, then 3': '#8C510A',
-    '6 turns, 4, then 3': '#35978F',
-    'as planned': '#0072B2',                                    # the default run, reviewed in 12.7.1
-    'as deployed': '#A65628',
-    'rehearsed': '#117755',
-    'rehearsed, read kept': '#AA4466',
+    '6 turns, then 3': '#8C510A', '6 turns, 4, then 3': '#35978F',
     'wrong_submit -1': '#CC79A7', 'truncation = 0': '#CC79A7',
-    'token GAE': '#56B4E9',
-    'turn GAE': '#000000',
+    'token GAE': '#56B4E9', 'turn GAE': '#000000',
     'keep_obs 1': '#332288',
-    'truncation masked': '#882255',
-    'truncation priced': '#228833',
-    'truncation dropped': '#00BBAA',
+    'truncation masked': '#882255', 'truncation priced': '#228833', 'truncation dropped': '#00BBAA',
     'truncation bootstrapped': '#DDAA33',
-    'turns left shown': '#4477AA',
-    'turns left priced': '#222288',
-    'cost annealed in': '#004488',
-    'four calls free': '#33BBEE',
+    'turns left shown': '#4477AA', 'turns left priced': '#222288',
+    'cost annealed in': '#004488', 'four calls free': '#33BBEE',
+    'as deployed': '#A65628', 'rehearsed': '#117755', 'rehearsed, read kept': '#AA4466',
     'mixture': '#999933', '50/50 mixture': '#999933',
-    'mixture, equal token weight': '#EE7733',
-    'mixture, seq_mean': '#AA3377',
-    'single-turn only': '#222255',
-    'invalid_penalty 0.05': '#CC6677',
-    'invalid_penalty 0.2': '#994455',
-    'max_turns 4': '#225555',
-    'early stop': '#666633',
-    'fixed names': '#AA4499',
-    'fixed names, 3 turns': '#117733',
+    'mixture, equal token weight': '#EE7733', 'mixture, seq_mean': '#AA3377', 'single-turn only': '#222255',
+    'invalid_penalty 0.05': '#CC6677', 'invalid_penalty 0.2': '#994455',
+    'max_turns 4': '#225555', 'early stop': '#666633',
+    'fixed names': '#AA4499', 'fixed names, 3 turns': '#117733',
     'all edits shown': '#6699CC',
-    'low 0.5': '#CC3311',                                       # chapter 13: rules for importance weights
-    'low 0': '#0077BB',
-    'no weight': '#555555',
-    'IcePop': '#009988',
-    'floor, A < 0': '#EE3377',
-    'floor, A > 0': '#88CCEE',
-    'no limit': '#004488',                                      # how old a group may be (13.7)
-    'limit 4': '#DDAA33',
-    'limit 1': '#BB5566',
-    'limit 1, retry': '#228833',
+    'low 0.5': '#CC3311', 'low 0': '#0077BB', 'no weight': '#555555', 'IcePop': '#009988',  # chapter 13
+    'floor, A < 0': '#EE3377', 'floor, A > 0': '#88CCEE',
+    'no limit': '#004488', 'limit 4': '#DDAA33', 'limit 1': '#BB5566', 'limit 1, retry': '#228833',
 }
 SPARE_COLORS = ('#661100', '#44AA99', '#DDCC77')
 

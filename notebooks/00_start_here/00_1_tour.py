@@ -190,6 +190,11 @@ heldout[['seed', *SHOWN]].round(3)
 # | what if some tasks take one call and others many? | [12.6](../12_multi_turn/12_6_mixtures.ipynb) |
 # | it submits at once, or never, or is cut off: what now? | [12.7](../12_multi_turn/12_7_design_problems.ipynb) |
 # | will it still work where it is deployed? | [12.7.1](../12_multi_turn/12_7_design_review.ipynb) |
+# | may an importance weight have a lower limit? | [13.1](../13_staying_alive/13_1_truncated_importance_sampling.ipynb), [13.1.2](../13_staying_alive/13_1_what_the_lower_clip_does.ipynb) |
+# | the divergence rises: on which tokens? | [13.2](../13_staying_alive/13_2_token_forensics.ipynb) |
+# | how do 128 samples become 1,000 requests? | [13.0](../13_staying_alive/13_0_a_server_for_the_agent.ipynb), [13.3](../13_staying_alive/13_3_retries_and_zombies.ipynb) |
+# | what if the token limit cuts a call, or the session? | [13.4](../13_staying_alive/13_4_a_call_cut_by_the_limit.ipynb), [13.5](../13_staying_alive/13_5_a_session_budget.ipynb) |
+# | how does my own model do in the gym? | [13.9](../13_staying_alive/13_9_a_real_model_in_the_gym.ipynb) |
 #
 # ## What was seen
 #

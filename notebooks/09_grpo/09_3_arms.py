@@ -234,24 +234,28 @@ def missing_runs(study, arms, seeds, bases=(0,)):
     return [run for run in wanted if (*run, study.version(run[0])) not in done]
 
 
-def run_study(study, arms, seeds, bases=(0,), jobs=2):
-    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored, with progress.
-
-    Runs that fail are named in a RuntimeError at the end, when all others are stored.
-    """
+# %%
+#@save
+def store_runs(study, runs, n):
+    """Store `n` runs as they end, with progress; RuntimeError at the end that names those which failed."""
     failed = []
+    for arm, base, seed, run in tqdm(runs, desc=f'training runs ({study.name})', total=n):
+        if isinstance(run, str):
+            failed.append(f'arm={arm!r} base={base} seed={seed}: {run}')
+        else:
+            store_run(study, arm, base, seed, run)
+    if failed:
+        raise RuntimeError('\n'.join([f'{len(failed)} of {n} runs of {study.name} failed, the others are '
+                                      'stored:', *failed]))
+
+
+def run_study(study, arms, seeds, bases=(0,), jobs=2):
+    """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored (`store_runs`)."""
     if missing := missing_runs(study, arms, seeds, bases):
         with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
             runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
                 joblib.delayed(train_and_label)(study, *run) for run in missing)
-            for *key, run in tqdm(runs, desc=f'training runs ({study.name})', total=len(missing)):
-                if isinstance(run, str):
-                    failed.append(f'arm={key[0]!r} base={key[1]} seed={key[2]}: {run}')
-                else:
-                    store_run(study, *key, run)
-    if failed:
-        raise RuntimeError(f'{len(failed)} of {len(missing)} runs of {study.name} failed, the others are '
-                           'stored:\n' + '\n'.join(failed))
+            store_runs(study, runs, len(missing))
     tables = [read_runs(study, name) for name in ('heldout', 'history')]
     wanted = {'arm': arms, 'base': bases, 'seed': seeds}
     return tuple(table[table[KEY].isin(wanted).all(axis=1)].reset_index(drop=True) for table in tables)
