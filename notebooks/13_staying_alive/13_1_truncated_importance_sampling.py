@@ -358,7 +358,7 @@ fig, axes = plt.subplots(1, 2, figsize=(10, 3.6))
 draw_toy(axes[0], {rule: x.numpy() for rule, (x, _) in runs.items()}, 'a bad action, from agreement')
 draw_toy(axes[1], {rule: x[:41].numpy() for rule, x in repairs.items()}, 'a good action, lost')
 axes[0].set_ylabel('x = log(train / rollout), nats')
-fig.suptitle('Figure 13.1  The log-ratio of action 0 under four rules (dashed: a ratio of 0.5)')
+fig.suptitle('Figure 13.1a  The log-ratio of action 0 under four rules (dashed: a ratio of 0.5)')
 drawn = [{'question': question, 'rule': rule, 'step': n, 'x': value}
          for question, curves in (('bad action', {rule: x for rule, (x, _) in runs.items()}),
                                   ('lost good action', {rule: x[:41] for rule, x in repairs.items()}))

@@ -146,7 +146,7 @@ for ax in axes[1]:
     ax.set_xlabel('training step')
 for height, arm in ((0.22, 'low 0.5'), (0.10, 'low 0')):
     axes[0, 0].text(0.3, height, arm, transform=axes[0, 0].transAxes, color=arm_color(arm), weight='bold')
-fig.suptitle('Figure 13.2  Two lower clips, eight seeds each (a line is a seed)')
+fig.suptitle('Figure 13.1b  Two lower clips, eight seeds each (a line is a seed)')
 save_figure(fig, '13_1_two_lower_clips', own[['arm', 'seed', 'step', *panels]])
 
 # %% [markdown]

@@ -326,7 +326,7 @@ for ax, step, number in zip(axes, SHOWN, chosen, strict=True):
     picture = heat_map(ax, episode, f'step {step}, an episode that {verdict}')
 axes[0].set_ylabel('call')
 fig.colorbar(picture, ax=axes, label='log(train / rollout), nats (cut at ±10)')
-fig.suptitle('Figure 13.3  The episode with the largest KL, at two steps')
+fig.suptitle('Figure 13.2  The episode with the largest KL, at two steps')
 drawn = dump.merge(pd.DataFrame({'step': SHOWN, 'episode': chosen}))
 save_figure(fig, '13_2_heat_map', drawn.loc[drawn['mask'], ['step', 'episode', 'turn', 'position', 'token',
                                                             'rollout_logp', 'train_logp', 'advantage', 'weight']])

@@ -1,0 +1,111 @@
+# Made by tools/export.py from notebooks/14_faults/14_3_identity.py. Do not edit: change it there, then `make export`.
+# Body: 65a520ec858b7d2e
+"""14.3 Train each token once, as it was sampled, where it was sampled."""
+
+import torch
+
+from agentrl.mask_faults import Finding, first_place
+
+
+# 14_faults/14_3_identity, cell 3
+def check_token_ids(ids, action_mask, sampled_ids):
+    """Kept tokens of ids [B, T] are sampled_ids, the engine's list of ids for each row, or a Finding."""
+    for row, engine in enumerate(sampled_ids):
+        columns = action_mask[row].bool().nonzero()[:, 0]
+        trained, engine = ids[row, columns + 1].tolist(), [int(n) for n in engine]
+        if not trained or trained == engine:  # a dropped row trains nothing
+            continue
+        first = next(
+            (n for n, pair in enumerate(zip(trained, engine, strict=False)) if pair[0] != pair[1]),
+            min(len(trained), len(engine)),
+        )
+        column = int(columns[min(first, len(columns) - 1)])
+        return Finding(
+            'trained ids are not the sampled ones',
+            f'{len(engine)} tokens were sampled, {len(trained)} are trained; they part at number '
+            f'{first + 1}: sampled {engine[first : first + 3]}, trained {trained[first : first + 3]}',
+            row,
+            column,
+        )
+    return None
+
+
+# 14_faults/14_3_identity, cell 7
+def call_columns(action_mask):
+    """First columns of the runs of kept tokens of one row's mask [T-1]: list of ints."""
+    keep = action_mask.bool()
+    before = torch.cat([keep.new_zeros(1), keep[:-1]])
+    return (keep & ~before).nonzero()[:, 0].tolist()
+
+
+# 14_faults/14_3_identity, cell 7
+def check_call_contexts(ids, action_mask, contexts, attention_mask=None):
+    """Before each call, ids [B, T] are what the engine was given, or a Finding.
+
+    A call is a run of kept tokens. contexts: for each row a list with the ids given for each of its calls.
+    attention_mask [B, T] says where left padding ends.
+    """
+    for row, given in enumerate(contexts):
+        starts = call_columns(action_mask[row])
+        first = 0 if attention_mask is None else int(attention_mask[row].bool().int().argmax())
+        if starts and len(starts) != len(given):
+            return Finding(
+                'calls and contexts do not match',
+                f'{len(starts)} runs of kept tokens, {len(given)} contexts',
+                row,
+                starts[0],
+            )
+        for call, (column, context) in enumerate(zip(starts, given, strict=False)):
+            trained, context = ids[row, first : column + 1].tolist(), [int(n) for n in context]
+            if trained != context:
+                return Finding(
+                    'trained in another context than sampled',
+                    f'call {call} was sampled after '
+                    f'{len(context)} tokens and is trained after {len(trained)}',
+                    row,
+                    column,
+                )
+    return None
+
+
+# 14_faults/14_3_identity, cell 9
+def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0):
+    """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding."""
+    if not same_weights:
+        return None
+    gap = (train_logp - logp).abs() * action_mask.bool()
+    wrong = gap > max_gap
+    if not wrong.any():
+        return None
+    return Finding(
+        'trainer and engine disagree before any update',
+        f'{int(wrong.sum())} of {int(action_mask.bool().sum())} kept tokens differ by more than {max_gap:g} '
+        f'nats, the worst by {gap.max():.3g}',
+        **first_place(wrong),
+    )
+
+
+# 14_faults/14_3_identity, cell 11
+def train_shared_once(ids, action_mask, episode, trainable):
+    """The mask without tokens that an earlier trainable row of the episode trains: bool [B, T-1]."""
+    claimed, mask = set(), action_mask.bool() & trainable.bool()[:, None]
+    for row, column in mask.nonzero().tolist():
+        token = (int(episode[row]), *ids[row, : column + 2].tolist())  # a token and all before it
+        mask[row, column] = token not in claimed
+        claimed.add(token)
+    return mask
+
+
+# 14_faults/14_3_identity, cell 13
+def check_trained_once(ids, action_mask, episode):
+    """No token is kept after the same ids [B, T] in two rows of one episode ([B]), or a Finding."""
+    once = train_shared_once(ids, action_mask, episode, torch.ones(len(ids), dtype=torch.bool))
+    twice = action_mask.bool() & ~once
+    if not twice.any():
+        return None
+    return Finding(
+        'tokens are trained more than once',
+        f'{int(twice.sum())} of {int(action_mask.bool().sum())} kept tokens '
+        'are already trained in an earlier row of their episode',
+        **first_place(twice),
+    )
