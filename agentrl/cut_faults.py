@@ -1,8 +1,6 @@
 # Made by tools/export.py from notebooks/14_faults/14_4_truncation.py. Do not edit: change it there, then `make export`.
-# Body: df44fbc661e8262e
+# Body: 010d7fbb95116a27
 """14.4 A cut is neither a call nor an end."""
-
-import torch
 
 from agentrl.mask_faults import Finding, first_place
 

@@ -1,8 +1,6 @@
 # Made by tools/export.py from notebooks/14_faults/14_6_ratios.py. Do not edit: change it there, then `make export`.
-# Body: 85dbc7c00578cf7f
+# Body: 388292cf58d2e452
 """14.6 Say which ratio you mean."""
-
-import torch
 
 from agentrl.gradient import keep_only
 from agentrl.mask_faults import Finding, first_place

@@ -1,11 +1,9 @@
 # Made by tools/export.py from notebooks/14_faults/14_8_runs.py. Do not edit: change it there, then `make export`.
-# Body: dc190af6801dbe27
+# Body: 92cfc4d243b8f700
 """14.8 Lose no episode, and be able to play it again."""
 
 import random
 import re
-
-import torch
 
 from agentrl.mask_faults import Finding
 

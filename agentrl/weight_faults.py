@@ -1,11 +1,10 @@
 # Made by tools/export.py from notebooks/14_faults/14_7_weights.py. Do not edit: change it there, then `make export`.
-# Body: 08f6417b9afc317a
+# Body: c255daf352a1c0e0
 """14.7 Ask for how much each token counts."""
 
 import torch
 
-from agentrl.advantages import group_advantages
-from agentrl.aggregation import AGGREGATIONS, loss_weights
+from agentrl.aggregation import loss_weights
 from agentrl.group_faults import members, row_advantages
 from agentrl.mask_faults import Finding, first_place
 

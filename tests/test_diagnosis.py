@@ -15,8 +15,8 @@ from agentrl.base import make_rl_base
 from agentrl.credit import outcome_rewards
 from agentrl.diagnosis import (
     ALL_FIELDS,
-    CHECKS,
     BATCH_FIELDS,
+    CHECKS,
     SYMPTOMS,
     diagnose,
     dump_step,

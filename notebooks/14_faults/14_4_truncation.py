@@ -22,8 +22,6 @@
 
 # %%
 #@save cut_faults
-import torch
-
 from agentrl.mask_faults import Finding, first_place
 
 # %% [markdown]
@@ -154,6 +152,8 @@ for name, version in versions.items():
 # that every state is worth 10. It is cut after three steps. With a perfect critic all advantages must be 0.
 
 # %%
+import torch
+
 from agentrl.credit import gae_advantages
 
 mask = torch.ones(1, 3, dtype=torch.bool)

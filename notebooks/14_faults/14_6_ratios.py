@@ -23,8 +23,6 @@
 
 # %%
 #@save ratio_faults
-import torch
-
 from agentrl.gradient import keep_only
 from agentrl.mask_faults import Finding, first_place
 
@@ -48,6 +46,7 @@ SEQUENCE_RATIOS = {
 
 # %%
 import pandas as pd
+import torch
 
 table = {}
 for n in (1, 10, 100, 1000):

@@ -24,8 +24,7 @@
 #@save weight_faults
 import torch
 
-from agentrl.advantages import group_advantages
-from agentrl.aggregation import AGGREGATIONS, loss_weights
+from agentrl.aggregation import loss_weights
 from agentrl.group_faults import members, row_advantages
 from agentrl.mask_faults import Finding, first_place
 
@@ -149,6 +148,8 @@ def check_token_weights(token_weights, action_mask, loss_agg, tolerance=1e-4):
 
 
 # %%
+from agentrl.aggregation import AGGREGATIONS
+
 print('6369:', check_token_weights(wrong, kept, 'token_mean'))
 print(
     '3741:',
@@ -168,6 +169,8 @@ for mode in AGGREGATIONS:
 # version** compares samples.
 
 # %%
+from agentrl.advantages import group_advantages
+
 calls, verdict = [2, 10], torch.tensor([1.0, 0.0], dtype=torch.float64)
 episode = torch.tensor(sum(([n] * k for n, k in enumerate(calls)), []))  # [12], of each sample
 by_sample = verdict[episode] - verdict[episode].mean()  # WRONG

@@ -25,8 +25,6 @@
 import random
 import re
 
-import torch
-
 from agentrl.mask_faults import Finding
 
 # %% [markdown]
@@ -137,6 +135,8 @@ print('ours:', check_lost_rollouts([None] * 4) or 'nothing found')
 # place among them.
 
 # %%
+import torch
+
 NEXT = torch.tensor(
     [[0.1, 0.5, 0.4], [0.3, 0.3, 0.4], [0.2, 0.4, 0.4]], dtype=torch.float64
 )  # token 0 ends a row
