@@ -194,7 +194,11 @@ heldout[['seed', *SHOWN]].round(3)
 # | the divergence rises: on which tokens? | [13.2](../13_staying_alive/13_2_token_forensics.ipynb) |
 # | how do 128 samples become 1,000 requests? | [13.0](../13_staying_alive/13_0_a_server_for_the_agent.ipynb), [13.3](../13_staying_alive/13_3_retries_and_zombies.ipynb) |
 # | what if the token limit cuts a call, or the session? | [13.4](../13_staying_alive/13_4_a_call_cut_by_the_limit.ipynb), [13.5](../13_staying_alive/13_5_a_session_budget.ipynb) |
+# | what if the sandbox says no? | [13.6](../13_staying_alive/13_6_quotas_and_backoff.ipynb) |
+# | how old may a sample be? | [13.7](../13_staying_alive/13_7_staleness.ipynb) |
+# | what can be known before a run starts? | [13.8](../13_staying_alive/13_8_fail_at_the_start.ipynb) |
 # | how does my own model do in the gym? | [13.9](../13_staying_alive/13_9_a_real_model_in_the_gym.ipynb) |
+# | my own run is sick: where do I look? | [14.9](../14_faults/14_9_diagnose.ipynb), or the symptoms in the [README](../../README.md) |
 #
 # ## What was seen
 #
