@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_0_a_server_for_the_agent.py. Do not edit: change it there, then `make export`.
-# Body: 6d3c9669d24274b5
+# Body: d4579c936652d0f4
 """13.0 Put a server between the agent and its loop."""
 
 import asyncio
@@ -425,6 +425,7 @@ class LocalServer:
             raise ValueError(f'lifetime={lifetime!r} must be > 0 seconds')
         self.app, self.lifetime = app, lifetime
         self.socket = socket.create_server(('127.0.0.1', 0))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else answers wait for an ACK, 40 ms
         self.root = f'http://127.0.0.1:{self.socket.getsockname()[1]}'
         self.url = f'{self.root}/v1'
         config = uvicorn.Config(app, log_config=None, log_level='critical', access_log=False, ws='none',

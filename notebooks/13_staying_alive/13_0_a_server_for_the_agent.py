@@ -562,6 +562,7 @@ class LocalServer:
             raise ValueError(f'lifetime={lifetime!r} must be > 0 seconds')
         self.app, self.lifetime = app, lifetime
         self.socket = socket.create_server(('127.0.0.1', 0))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else answers wait for an ACK, 40 ms
         self.root = f'http://127.0.0.1:{self.socket.getsockname()[1]}'
         self.url = f'{self.root}/v1'
         config = uvicorn.Config(app, log_config=None, log_level='critical', access_log=False, ws='none',
