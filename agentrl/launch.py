@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_8_fail_at_the_start.py. Do not edit: change it there, then `make export`.
-# Body: f5f44c821eeef1b4
+# Body: 30ebf340c601a8eb
 """13.8 Fail at the start, not after a quarter of an hour."""
 
 import difflib
@@ -192,10 +192,18 @@ def train_for(parent, study, *run):
 
 # 13_staying_alive/13_8_fail_at_the_start, cell 13
 def start_workers(study, runs, jobs):
-    """Yield (arm, base, seed, run or error text) as runs end, in worker processes of joblib's backend."""
-    parallel = joblib.Parallel(jobs, return_as='generator_unordered', pre_dispatch='n_jobs', batch_size=1)
+    """Yield (arm, base, seed, run or error text) as runs end, in worker processes of joblib's backend.
+
+    Ray's backend gives nothing back before all have ended, so it gets a batch of `jobs` runs at a time.
+    """
+    tasks = [joblib.delayed(train_for)(os.getpid(), study, *run) for run in runs]
     with patch.dict(os.environ, TQDM_DISABLE='1'):                      # one bar for all, none from workers
-        yield from parallel(joblib.delayed(train_for)(os.getpid(), study, *run) for run in runs)
+        if joblib.parallel.get_active_backend()[0].supports_return_generator:
+            yield from joblib.Parallel(jobs, return_as='generator_unordered', pre_dispatch='n_jobs',
+                                       batch_size=1)(tasks)
+        else:
+            for first in range(0, len(tasks), jobs):
+                yield from joblib.Parallel(jobs, batch_size=1)(tasks[first:first + jobs])
 
 
 # 13_staying_alive/13_8_fail_at_the_start, cell 14
