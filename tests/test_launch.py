@@ -168,6 +168,7 @@ def train(arm, seed, base):
 STUB = Study("stub", {"fine": {}, "fails": {}, "kills": {}}, train, ("launch",))
 
 
+@pytest.mark.slow
 def test_a_failure_and_a_killed_worker_are_reported_and_do_not_stop_the_others():
     runs = [(arm, 0, seed) for arm in STUB.arms for seed in range(2)]
     ended = dict(finished_runs(STUB, runs, jobs=2))

@@ -222,6 +222,7 @@ def start_sweep(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_parent_loses_only_the_runs_under_way(stub, tmp_path, monkeypatch):
     """SIGKILL while both runs of `slow` are under way; the workers go too, and a resume ends as if never killed."""
     (tmp_path / "hold-slow").touch()
@@ -241,6 +242,7 @@ def test_a_killed_parent_loses_only_the_runs_under_way(stub, tmp_path, monkeypat
     assert same(tables(stub.STUDY), whole(stub, tmp_path, monkeypatch))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(stub, tmp_path, monkeypatch):
     """SIGKILL of one worker while both are busy: the runs under way are made again, and all are stored."""
     (tmp_path / "hold-slow").touch()

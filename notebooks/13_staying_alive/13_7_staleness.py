@@ -222,8 +222,9 @@ pd.DataFrame(shown, index=['lost', *[f'sibling {n}' for n in range(1, 8)]]).T.ro
 # With reward 0 the lost episode is punished for good calls, and where all pass it makes an opinion out of
 # nothing. Worse, the punishment is not even handed out evenly. Each call may lose the connection, so long
 # episodes are lost more often: reward 0 is a hidden price on calls. Below are 160 episodes of the base, of
-# which connections are drawn 400 times at 5% a call; the mean advantage by the number of calls is compared
-# with that of the full rewards.
+# which connections are drawn 400 times at 5% a call. For episodes that pass, the mean advantage by their
+# number of calls: without losses; with reward 0, over all draws; left out, over the draws in which the
+# episode came through (in the others it pushes nothing).
 
 # %%
 from agentrl.sampling import sample_groups
@@ -233,12 +234,15 @@ rewards = torch.tensor([traj.reward for traj in trajs], dtype=torch.float64).res
 calls = torch.tensor([traj.info['n_turns'] for traj in trajs]).reshape(20, 8)
 rng = torch.Generator().manual_seed(1)
 bias = {name: torch.zeros(20, 8, dtype=torch.float64) for name in ('reward 0', 'left out')}
+came_through = torch.zeros(20, 8, dtype=torch.float64)
 for _ in range(400):
     valid = torch.rand(20, 8, generator=rng, dtype=torch.float64) < 0.95 ** calls
     zeroed = group_advantages((rewards * valid).flatten(), 8, std_normalize=False).reshape(20, 8)
     bias['reward 0'] += zeroed / 400
     bias['left out'] += torch.stack([sibling_advantages(*pair, std_normalize=False)
-                                     for pair in zip(rewards, valid, strict=True)]) / 400
+                                     for pair in zip(rewards, valid, strict=True)])
+    came_through += valid
+bias['left out'] /= came_through
 full = group_advantages(rewards.flatten(), 8, std_normalize=False).reshape(20, 8)
 passed = rewards > 0
 by_calls = pd.DataFrame([{'calls of a passing episode': n, 'episodes': int((passed & (calls == n)).sum()),
@@ -248,8 +252,8 @@ by_calls = pd.DataFrame([{'calls of a passing episode': n, 'episodes': int((pass
 by_calls.round(3)
 
 # %% [markdown]
-# The 5% are a price, and what it costs a passing episode grows with its length. Left out, an episode's mean
-# advantage is the full one times the chance that it came through: smaller, and of the right sign.
+# Reward 0 takes more from a passing episode the longer it is: a price on calls that nobody set. Left out, an
+# episode that came through is judged nearly as if nothing had been lost, whatever its length.
 #
 # ## A sampler
 #
