@@ -1,12 +1,10 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_6_quotas_and_backoff.py. Do not edit: change it there, then `make export`.
-# Body: 2fa8746acd129563
+# Body: 80823dffa53a9ad4
 """13.6 Wait for a quota, and do not wait for a mistake."""
 
 import asyncio
 import re
 import selectors
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -14,11 +12,11 @@ import httpx
 import psutil
 import tenacity
 import torch
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from agentrl.environment import check_count
+from agentrl.serving import LocalServer
 
 
 # 13_staying_alive/13_6_quotas_and_backoff, cell 2
@@ -72,23 +70,8 @@ def quota_app(quota):
 @contextmanager
 def serve_quota(quota, lifetime=900.0):
     """Serve a SandboxQuota on a free loopback port, at most `lifetime` seconds; gives the URL."""
-    with socket.socket() as listener:
-        listener.bind(('127.0.0.1', 0))
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else answers wait for an ACK, 40 ms
-        listener.listen(128)
-        config = uvicorn.Config(quota_app(quota), log_level='critical', lifespan='off', timeout_keep_alive=60,
-                                timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        alarm = threading.Timer(lifetime, setattr, (server, 'should_exit', True))
-        alarm.daemon = True
-        thread.start(), alarm.start()
-        try:
-            yield f'http://127.0.0.1:{listener.getsockname()[1]}'
-        finally:
-            alarm.cancel()
-            server.should_exit = True
-            thread.join(10)
+    with LocalServer(quota_app(quota), lifetime) as server:
+        yield server.root
 
 
 # 13_staying_alive/13_6_quotas_and_backoff, cell 5

@@ -29,8 +29,6 @@
 import asyncio
 import re
 import selectors
-import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -38,11 +36,11 @@ import httpx
 import psutil
 import tenacity
 import torch
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from agentrl.environment import check_count
+from agentrl.serving import LocalServer
 
 # %% [markdown]
 # ## The books of a sandbox service
@@ -86,10 +84,8 @@ class SandboxQuota:
 # %% [markdown]
 # ## Behind a real socket
 #
-# FastAPI turns this into HTTP and uvicorn serves it, on the loopback address and on a port that the system
-# chooses. The socket listens before the server's thread starts, so a client that comes too early waits in
-# line instead of being refused. The server goes when the `with` block ends, and in any case after `lifetime`
-# seconds.
+# FastAPI turns this into HTTP, and the server of section 13.0 answers on the loopback address, on a port that
+# the system chooses. It goes when the `with` block ends, and in any case after `lifetime` seconds.
 
 # %%
 #@save
@@ -112,23 +108,8 @@ def quota_app(quota):
 @contextmanager
 def serve_quota(quota, lifetime=900.0):
     """Serve a SandboxQuota on a free loopback port, at most `lifetime` seconds; gives the URL."""
-    with socket.socket() as listener:
-        listener.bind(('127.0.0.1', 0))
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else answers wait for an ACK, 40 ms
-        listener.listen(128)
-        config = uvicorn.Config(quota_app(quota), log_level='critical', lifespan='off', timeout_keep_alive=60,
-                                timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        alarm = threading.Timer(lifetime, setattr, (server, 'should_exit', True))
-        alarm.daemon = True
-        thread.start(), alarm.start()
-        try:
-            yield f'http://127.0.0.1:{listener.getsockname()[1]}'
-        finally:
-            alarm.cancel()
-            server.should_exit = True
-            thread.join(10)
+    with LocalServer(quota_app(quota), lifetime) as server:
+        yield server.root
 
 
 # %%
@@ -349,6 +330,9 @@ async def create_patiently(client, order, wait, n_retries=MAX_RETRIES):
 # that accepts the connection and never answers (its timeout is real, and short here).
 
 # %%
+import socket
+
+
 def outcome(client, quota, order=GOOD):
     """How a patient order ends, and how many requests that took."""
     try:
