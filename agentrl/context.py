@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_4_context_management.py. Do not edit: change it there, then `make export`.
-# Body: 72f44b4ea819a9a0
+# Body: 1775f55bb32ddfaa
 """12.4 Context management changes the policy's input."""
 
 from collections import namedtuple
@@ -16,7 +16,7 @@ from agentrl.gradient import keep_only
 from agentrl.sampling import CachedReader, sample_next
 from agentrl.tasks import infer_op, make_tasks, randomize_names
 from agentrl.tokenizer import OBS, OBS_END, build_tokenizer
-from agentrl.training import RLConfig, behavior_stats
+from agentrl.training import RLConfig, heldout_stats
 
 # 12_multi_turn/12_4_context_management, cell 3
 View = namedtuple('View', 'ids owner turn')  # what a call sees: three rows [T]
@@ -231,7 +231,7 @@ def evaluate_context(policy, tasks, tok, n_samples, generator, cfg, context, env
     trajs = context_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples, context)
     total, new = zip(*map(tokens_read, trajs), strict=True)
     n = len(trajs)
-    return behavior_stats(trajs) | {'tokens_read': sum(total) / n, 'tokens_new': sum(new) / n}
+    return heldout_stats(tasks, trajs) | {'tokens_read': sum(total) / n, 'tokens_new': sum(new) / n}
 
 
 # 12_multi_turn/12_4_context_management, cell 26

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_1_weights_in_the_loop.py. Do not edit: change it there, then `make export`.
-# Body: c77da4c8de7e41b9
+# Body: 7cf3c7531c6c23b7
 """13.1.1 Train on what an older policy sampled."""
 
 import copy
@@ -13,7 +13,7 @@ from agentrl.base import DEMONSTRATED, make_rl_base
 from agentrl.cache import cached
 from agentrl.model import selected_log_probs
 from agentrl.packing import hidden_where
-from agentrl.sampling import sample_step
+from agentrl.sampling import sample_groups, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tis import (
     averaged_log_ratio,
@@ -158,5 +158,5 @@ def train_weighed(settings, seed, base_seed, evaluation):
     policy = make_rl_base(tok, base_seed)
     history = train_lagged(policy, tasks, tok, cfg, **wanted)
     rng = torch.Generator().manual_seed(evaluation['seed'])
-    final = evaluate(policy, tasks, tok, -(-256 // len(tasks)), rng, cfg)
-    return {'history': history, 'heldout': final}
+    trajs = sample_groups(policy, tasks, tok, cfg, rng, n=-(-256 // len(tasks)))
+    return {'history': history, 'heldout': behavior_stats(trajs)}

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_1_what_the_lower_clip_does.py. Do not edit: change it there, then `make export`.
-# Body: 0ef9ee8d87cd8098
+# Body: e223712889b91b55
 """13.1.2 A lower clip of 0.5 ends the run."""
 
 from agentrl.arms import EVALUATION, Study
@@ -7,12 +7,15 @@ from agentrl.lagged import train_weighed
 
 # 13_staying_alive/13_1_what_the_lower_clip_does, cell 2
 PAIR = ('low 0.5', 'low 0')
-LOWER_CLIP_ARMS = {name: {'weighing': name} for name in PAIR}
-KNOB_ARMS = {name: {'weighing': name} for name in ('floor, A < 0', 'floor, A > 0', 'no weight', 'IcePop')}
-KNOB_ARMS |= {'no lag': {'lag': 0}}
-KNOB_ARMS |= {f'{name}, lag {2 * lag}': {'weighing': name, 'lag': lag} for lag in (4, 8) for name in PAIR}
-KNOB_ARMS |= {f'{name}, 20 tasks': {'weighing': name, 'n_tasks': 20} for name in PAIR}
-KNOB_ARMS |= {f'{name}, Adam': {'weighing': name, 'optimizer': 'Adam', 'lr': 5e-4} for name in PAIR}
+SIDES = ('floor, A < 0', 'floor, A > 0', 'no weight', 'IcePop')
+LOWER_CLIP_ARMS = {name: {'weighing': name} for name in PAIR + SIDES}
+KNOBS = {
+    'lag 4': {'lag': 2}, 'lag 8': {'lag': 4}, 'lag 16': {'lag': 8},     # in updates, two a step
+    '20 tasks': {'n_tasks': 20}, 'per-sample mean': {'loss_agg': 'seq_mean_token_mean'},
+    'Adam': {'optimizer': 'Adam', 'lr': 5e-4}, 'Adam, 100 steps': {'optimizer': 'Adam', 'lr': 5e-4, 'steps': 100},
+}
+KNOB_ARMS = {'no lag': {'lag': 0}}
+KNOB_ARMS |= {f'{name}, {knob}': {'weighing': name} | settings for knob, settings in KNOBS.items() for name in PAIR}
 
 
 # 13_staying_alive/13_1_what_the_lower_clip_does, cell 2

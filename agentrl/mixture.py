@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_6_mixtures.py. Do not edit: change it there, then `make export`.
-# Body: a37323ac1a092884
+# Body: bfb121f98ef38265
 """12.6 Count tokens before you mix single-turn and multi-turn tasks."""
 
 from dataclasses import replace
@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from agentrl.aggregation import AGGREGATIONS, loss_weights
+from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import ACTIONS, EditBudgetEnv, parse_call, passes
@@ -15,7 +16,7 @@ from agentrl.rewards import make_reward
 from agentrl.sampling import sample_groups
 from agentrl.tasks import compact_source, make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, behavior_stats, group_batch, train_rl
+from agentrl.training import RLConfig, behavior_stats, group_batch, heldout_stats, train_rl
 
 
 # 12_multi_turn/12_6_mixtures, cell 2
@@ -182,7 +183,7 @@ def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
     multi = make_tasks('heldout')
     for name, tasks in (('multi-turn', multi), ('single-turn', [single_turn(task) for task in multi])):
         rng = torch.Generator().manual_seed(evaluation['seed'])
-        stats = behavior_stats(sample_named(policy, tasks, tok, cfg, rng, n=evaluation['samples']))
+        stats = heldout_stats(tasks, sample_named(policy, tasks, tok, cfg, rng, n=evaluation['samples']))
         heldout.append({'evaluated': name} | stats)
     history = [step | row for step, row in zip(history, rows, strict=True)]
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
@@ -191,17 +192,9 @@ def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
 # 12_multi_turn/12_6_mixtures, cell 19
 def train_mixture_arm(arm, seed=0, base_seed=0):
     """`train_mixture` for a named arm."""
-    from agentrl.arms import EVALUATION, STEPS
     settings = {'balanced': False} | MIXTURE_ARMS[arm]
     n_single, balanced = settings.pop('n_single'), settings.pop('balanced')
     return train_mixture(RLConfig(seed=seed, **settings), n_single, balanced, base_seed, STEPS, EVALUATION)
 
 
-# 12_multi_turn/12_6_mixtures, cell 19
-def mixture_study():
-    """The study of this section; the arms of 9.3 are imported here since they do not decide its results."""
-    from agentrl.arms import Study
-    return Study('mixture', MIXTURE_ARMS, train_mixture_arm, ('mixture',))
-
-
-MIXTURE = mixture_study()
+MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm, ('mixture', 'base'))

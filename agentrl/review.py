@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_7_design_review.py. Do not edit: change it there, then `make export`.
-# Body: 545226a47657052c
+# Body: e95f100fda84f585
 """12.7.1 Review a design before it is deployed."""
 
 from functools import partial
@@ -23,7 +23,7 @@ from agentrl.environment import make_env
 from agentrl.episodes import OWNER, make_trajectory
 from agentrl.tasks import make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, behavior_stats, train_rl
+from agentrl.training import RLConfig, heldout_stats, train_rl
 
 
 # 12_multi_turn/12_7_design_review, cell 2
@@ -86,7 +86,7 @@ def review_row(policy, max_turns, context, history, length):
     calls, situation = HISTORIES[history](length), (max_turns, context, history, length)
     trajs = late_rollout(policy, copies, tok, RLConfig(max_turns=max_turns), rng, VIEWS[context], calls)
     views = [len(sample.ids) - int(sample.action_mask.sum()) for traj in trajs for sample in traj.samples]
-    return dict(zip(FIELDS, situation, strict=True)) | behavior_stats(trajs) | {
+    return dict(zip(FIELDS, situation, strict=True)) | heldout_stats(make_tasks('heldout'), trajs) | {
         'own_reads': sum(traj.info['n_reads'] for traj in trajs) / len(trajs) - calls.count('read'),
         'own_turns': sum(len(traj.samples) for traj in trajs) / len(trajs),
         'seen_mean': sum(views) / len(views), 'seen_max': max(views)}

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_7_staleness.py. Do not edit: change it there, then `make export`.
-# Body: 2bb7f234455e0629
+# Body: 11a0b5c2c4aee966
 """13.7 Limit how old a group may be, and see whom the limit removes."""
 
 import asyncio
@@ -10,6 +10,7 @@ import gymnasium as gym
 import torch
 
 from agentrl.advantages import group_advantages
+from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import check_count, make_env
@@ -308,15 +309,7 @@ def train_async(cfg, limits, base_seed, steps, evaluation):
 # 13_staying_alive/13_7_staleness, cell 19
 def train_staleness_arm(arm, seed=0, base_seed=0):
     """`train_async` for a named arm."""
-    from agentrl.arms import EVALUATION, STEPS
     return train_async(RLConfig(seed=seed), AsyncConfig(**STALENESS_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-# 13_staying_alive/13_7_staleness, cell 19
-def staleness_study():
-    """The study of this section; the arms of 9.3 are imported here since they do not decide its results."""
-    from agentrl.arms import Study
-    return Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))
-
-
-STALENESS = staleness_study()
+STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))

@@ -1,10 +1,11 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_5_tool_errors.py. Do not edit: change it there, then `make export`.
-# Body: 6b3cc54f4d708f84
+# Body: b0e38e0c34769cd5
 """12.5 Give malformed calls a price, or they stay."""
 
 import gymnasium as gym
 import torch
 
+from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import STOPS, check_count, make_env
@@ -88,15 +89,7 @@ def train_with_early_stop(cfg, base_seed, steps, evaluation):
 # 12_multi_turn/12_5_tool_errors, cell 15
 def train_early_stop_arm(arm, seed=0, base_seed=0):
     """`train_with_early_stop` for a named arm."""
-    from agentrl.arms import EVALUATION, STEPS
     return train_with_early_stop(RLConfig(seed=seed, **EARLY_STOP_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-# 12_multi_turn/12_5_tool_errors, cell 15
-def early_stop_study():
-    """The study of this section; the arms of 9.3 are imported here since they do not decide its results."""
-    from agentrl.arms import Study
-    return Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm, ('tool_errors',))
-
-
-TOOL_ERRORS = early_stop_study()
+TOOL_ERRORS = Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm, ('tool_errors', 'base'))

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: fac619ea4e0f64b6
+# Body: b192f4db1b0aceb4
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
@@ -74,14 +74,32 @@ def behavior_stats(trajs):
     }
 
 
-# 09_grpo/09_2_training_loop, cell 4
+# 09_grpo/09_2_training_loop, cell 5
+def count_by_task(tasks, trajs):
+    """A row of counts for each of `tasks`, whose groups of episodes stand end to end and are of one size."""
+    n, rows = len(trajs) // len(tasks), []
+    for k, task in enumerate(tasks):
+        group = trajs[k * n:(k + 1) * n]
+        totals = {name: sum(traj.info[key] for traj in group) for name, key in (
+            ('passes', 'hidden_pass'), ('submits', 'submitted'), ('calls', 'n_turns'), ('reads', 'n_reads'),
+            ('tests', 'n_tests'), ('edits', 'n_edits'), ('malformed', 'n_invalid'))}
+        rows.append({'task': task.name, 'episodes': n} | totals)
+    return rows
+
+
+# 09_grpo/09_2_training_loop, cell 5
+def heldout_stats(tasks, trajs):
+    """`behavior_stats`, and under 'by_task' the rows of `count_by_task`."""
+    return behavior_stats(trajs) | {'by_task': count_by_task(tasks, trajs)}
+
+
+# 09_grpo/09_2_training_loop, cell 5
 def evaluate(policy, tasks, tok, n_samples, generator, cfg, env_factory=make_env):
-    """Behaviour over `n_samples` episodes of every task, names drawn for each."""
-    trajs = sample_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples)
-    return behavior_stats(trajs)
+    """`heldout_stats` over `n_samples` episodes of every task, names drawn for each."""
+    return heldout_stats(tasks, sample_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples))
 
 
-# 09_grpo/09_2_training_loop, cell 6
+# 09_grpo/09_2_training_loop, cell 8
 def rl_update(policy, opt, batch, advantages, cfg, log_probs=action_log_probs):
     """`epochs` × `minibatches` clipped steps, advantages [B, T-1]; means of clip_fraction and grad_norm."""
     batch, steps = batch | {'advantages': advantages}, []
@@ -92,7 +110,7 @@ def rl_update(policy, opt, batch, advantages, cfg, log_probs=action_log_probs):
     return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
 
-# 09_grpo/09_2_training_loop, cell 6
+# 09_grpo/09_2_training_loop, cell 8
 def minibatch_step(policy, opt, minibatch, cfg, log_probs):
     """One optimiser step; the minibatch is computed in buckets of rows of similar length."""
     opt.zero_grad()
@@ -109,14 +127,14 @@ def minibatch_step(policy, opt, minibatch, cfg, log_probs):
     return {'clip_fraction': clipped, 'grad_norm': norm.item()}
 
 
-# 09_grpo/09_2_training_loop, cell 8
+# 09_grpo/09_2_training_loop, cell 10
 def group_batch(trajs, tok, cfg):
     """The trajectories as a batch, and their group advantages [B, T-1]."""
     batch = collate(trajs, tok.pad_id)
     return batch, compute_advantages(batch, cfg)
 
 
-# 09_grpo/09_2_training_loop, cell 8
+# 09_grpo/09_2_training_loop, cell 10
 def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
     """Train `policy` in place; returns the history, a dict of behaviour and update statistics a step."""
     generator = torch.Generator().manual_seed(cfg.seed)

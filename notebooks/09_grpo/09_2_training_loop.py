@@ -119,10 +119,31 @@ def behavior_stats(trajs):
     }
 
 
+# %% [markdown]
+# An evaluation also counts task by task: some tasks are harder than others, and an interval must know it.
+
+# %%
+#@save
+def count_by_task(tasks, trajs):
+    """A row of counts for each of `tasks`, whose groups of episodes stand end to end and are of one size."""
+    n, rows = len(trajs) // len(tasks), []
+    for k, task in enumerate(tasks):
+        group = trajs[k * n:(k + 1) * n]
+        totals = {name: sum(traj.info[key] for traj in group) for name, key in (
+            ('passes', 'hidden_pass'), ('submits', 'submitted'), ('calls', 'n_turns'), ('reads', 'n_reads'),
+            ('tests', 'n_tests'), ('edits', 'n_edits'), ('malformed', 'n_invalid'))}
+        rows.append({'task': task.name, 'episodes': n} | totals)
+    return rows
+
+
+def heldout_stats(tasks, trajs):
+    """`behavior_stats`, and under 'by_task' the rows of `count_by_task`."""
+    return behavior_stats(trajs) | {'by_task': count_by_task(tasks, trajs)}
+
+
 def evaluate(policy, tasks, tok, n_samples, generator, cfg, env_factory=make_env):
-    """Behaviour over `n_samples` episodes of every task, names drawn for each."""
-    trajs = sample_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples)
-    return behavior_stats(trajs)
+    """`heldout_stats` over `n_samples` episodes of every task, names drawn for each."""
+    return heldout_stats(tasks, sample_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples))
 
 
 # %%
@@ -135,7 +156,11 @@ from agentrl.tokenizer import build_tokenizer
 tok = build_tokenizer(make_tasks('all'))
 policy, cfg = make_rl_base(tok), RLConfig()
 stats = evaluate(policy, make_tasks('heldout'), tok, 16, torch.Generator().manual_seed(0), cfg)
+by_task = pd.DataFrame(stats.pop('by_task'))
 pd.Series(stats).round(3)
+
+# %%
+by_task
 
 # %% [markdown]
 # ## One update

@@ -168,16 +168,18 @@ print('each arm has a version of its own:', len({GRPO.version(arm) for arm in AR
 # %% [markdown]
 # ## Store what a run gave
 #
-# Two tables a study under `figures/data`: `<study>_heldout.csv` for what the trained policy does, and
-# `<study>_history.csv` with a row a step. Each row names arm, seeds of base and run, and the version.
+# Three tables a study under `figures/data`: `<study>_heldout.csv` for what the trained policy does, a row an
+# evaluation; `<study>_tasks.csv` with the counts of each held-out task behind it; and `<study>_history.csv`
+# with a row a step. Each row names arm, seeds of base and run, and the version.
 
 # %%
 #@save
 KEY = ['arm', 'base', 'seed']
+TABLES = ('history', 'tasks', 'heldout')                                # in the order in which they are written
 
 
 def runs_path(study, table):
-    """Where the table 'heldout' or 'history' of a study is stored."""
+    """Where one of the TABLES of a study is stored."""
     return Path(files('agentrl')).parent / 'figures' / 'data' / f'{study.name}_{table}.csv'
 
 
@@ -187,8 +189,17 @@ def read_runs(study, table):
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, 'version'])
 
 
+def run_tables(run):
+    """The rows of a run for each of TABLES that has some; `evaluation` numbers the rows of heldout from 0."""
+    evaluations = run['heldout'] if isinstance(run['heldout'], list) else [run['heldout']]
+    tasks = [{'evaluation': n} | row for n, stats in enumerate(evaluations) for row in stats.get('by_task', [])]
+    heldout = [{name: value for name, value in stats.items() if name != 'by_task'} for stats in evaluations]
+    tables = {'history': run['history'], 'tasks': tasks, 'heldout': heldout}
+    return {name: tables[name] for name in TABLES if tables[name]}
+
+
 def store_run(study, arm, base, seed, run):
-    """Put a run's rows into both tables, in place of older rows of the same arm and seeds.
+    """Put a run's rows into its tables, in place of older rows of the same arm and seeds.
 
     The rows in `heldout` say that a run is complete, so they are written last: a run that is interrupted
     between the tables is made again.
@@ -196,8 +207,7 @@ def store_run(study, arm, base, seed, run):
     key = dict(zip(KEY, (arm, base, seed), strict=True))
     runs_path(study, 'heldout').parent.mkdir(parents=True, exist_ok=True)
     with FileLock(runs_path(study, 'heldout').with_suffix('.lock')):
-        for name in ('history', 'heldout'):
-            rows = run[name] if isinstance(run[name], list) else [run[name]]
+        for name, rows in run_tables(run).items():
             rows = pd.DataFrame([key | {'version': study.version(arm)} | row for row in rows])
             old = read_runs(study, name)
             old = old[(old[KEY] != list(key.values())).any(axis=1)]

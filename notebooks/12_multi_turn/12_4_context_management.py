@@ -36,7 +36,7 @@ from agentrl.gradient import keep_only
 from agentrl.sampling import CachedReader, sample_next
 from agentrl.tasks import infer_op, make_tasks, randomize_names
 from agentrl.tokenizer import OBS, OBS_END, build_tokenizer
-from agentrl.training import RLConfig, behavior_stats
+from agentrl.training import RLConfig, heldout_stats
 
 # %% [markdown]
 # ## An episode by hand
@@ -553,7 +553,7 @@ def evaluate_context(policy, tasks, tok, n_samples, generator, cfg, context, env
     trajs = context_groups(policy, tasks, tok, cfg, generator, env_factory, n_samples, context)
     total, new = zip(*map(tokens_read, trajs), strict=True)
     n = len(trajs)
-    return behavior_stats(trajs) | {'tokens_read': sum(total) / n, 'tokens_new': sum(new) / n}
+    return heldout_stats(tasks, trajs) | {'tokens_read': sum(total) / n, 'tokens_new': sum(new) / n}
 
 
 # %% [markdown]

@@ -26,6 +26,7 @@
 import gymnasium as gym
 import torch
 
+from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import STOPS, check_count, make_env
@@ -284,17 +285,10 @@ def train_with_early_stop(cfg, base_seed, steps, evaluation):
 #@save
 def train_early_stop_arm(arm, seed=0, base_seed=0):
     """`train_with_early_stop` for a named arm."""
-    from agentrl.arms import EVALUATION, STEPS
     return train_with_early_stop(RLConfig(seed=seed, **EARLY_STOP_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-def early_stop_study():
-    """The study of this section; the arms of 9.3 are imported here since they do not decide its results."""
-    from agentrl.arms import Study
-    return Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm, ('tool_errors',))
-
-
-TOOL_ERRORS = early_stop_study()
+TOOL_ERRORS = Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm, ('tool_errors', 'base'))
 
 # %%
 stopped_heldout, stopped_history = run_study(TOOL_ERRORS, list(TOOL_ERRORS.arms), SEEDS)

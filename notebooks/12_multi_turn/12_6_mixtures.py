@@ -29,6 +29,7 @@ from functools import partial
 import torch
 
 from agentrl.aggregation import AGGREGATIONS, loss_weights
+from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import ACTIONS, EditBudgetEnv, parse_call, passes
@@ -36,7 +37,7 @@ from agentrl.rewards import make_reward
 from agentrl.sampling import sample_groups
 from agentrl.tasks import compact_source, make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, behavior_stats, group_batch, train_rl
+from agentrl.training import RLConfig, behavior_stats, group_batch, heldout_stats, train_rl
 
 # %% [markdown]
 # ## One task, two prompts
@@ -350,7 +351,7 @@ def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
     multi = make_tasks('heldout')
     for name, tasks in (('multi-turn', multi), ('single-turn', [single_turn(task) for task in multi])):
         rng = torch.Generator().manual_seed(evaluation['seed'])
-        stats = behavior_stats(sample_named(policy, tasks, tok, cfg, rng, n=evaluation['samples']))
+        stats = heldout_stats(tasks, sample_named(policy, tasks, tok, cfg, rng, n=evaluation['samples']))
         heldout.append({'evaluated': name} | stats)
     history = [step | row for step, row in zip(history, rows, strict=True)]
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
@@ -359,19 +360,12 @@ def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
 #@save
 def train_mixture_arm(arm, seed=0, base_seed=0):
     """`train_mixture` for a named arm."""
-    from agentrl.arms import EVALUATION, STEPS
     settings = {'balanced': False} | MIXTURE_ARMS[arm]
     n_single, balanced = settings.pop('n_single'), settings.pop('balanced')
     return train_mixture(RLConfig(seed=seed, **settings), n_single, balanced, base_seed, STEPS, EVALUATION)
 
 
-def mixture_study():
-    """The study of this section; the arms of 9.3 are imported here since they do not decide its results."""
-    from agentrl.arms import Study
-    return Study('mixture', MIXTURE_ARMS, train_mixture_arm, ('mixture',))
-
-
-MIXTURE = mixture_study()
+MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm, ('mixture', 'base'))
 
 # %%
 from agentrl.arms import SEEDS, arm_results, run_study

@@ -33,7 +33,7 @@ from agentrl.base import DEMONSTRATED, make_rl_base
 from agentrl.cache import cached
 from agentrl.model import selected_log_probs
 from agentrl.packing import hidden_where
-from agentrl.sampling import sample_step
+from agentrl.sampling import sample_groups, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tis import (
     averaged_log_ratio,
@@ -270,8 +270,8 @@ def train_weighed(settings, seed, base_seed, evaluation):
     policy = make_rl_base(tok, base_seed)
     history = train_lagged(policy, tasks, tok, cfg, **wanted)
     rng = torch.Generator().manual_seed(evaluation['seed'])
-    final = evaluate(policy, tasks, tok, -(-256 // len(tasks)), rng, cfg)
-    return {'history': history, 'heldout': final}
+    trajs = sample_groups(policy, tasks, tok, cfg, rng, n=-(-256 // len(tasks)))
+    return {'history': history, 'heldout': behavior_stats(trajs)}
 
 # %%
 for wrong in (lambda: few_tasks(7), lambda: RLConfig(lr=0.0)):

@@ -34,6 +34,7 @@ import gymnasium as gym
 import torch
 
 from agentrl.advantages import group_advantages
+from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import check_count, make_env
@@ -498,17 +499,10 @@ def train_async(cfg, limits, base_seed, steps, evaluation):
 
 def train_staleness_arm(arm, seed=0, base_seed=0):
     """`train_async` for a named arm."""
-    from agentrl.arms import EVALUATION, STEPS
     return train_async(RLConfig(seed=seed), AsyncConfig(**STALENESS_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-def staleness_study():
-    """The study of this section; the arms of 9.3 are imported here since they do not decide its results."""
-    from agentrl.arms import Study
-    return Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))
-
-
-STALENESS = staleness_study()
+STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))
 
 # %%
 from agentrl.arms import SEEDS, run_study
