@@ -1,0 +1,126 @@
+# Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
+# Body: c5c74d184085455d
+"""9.7 Say how sure you are, over seeds and over tasks."""
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import bootstrap, norm, t, trim_mean
+
+from agentrl.arms import EVALUATION, KEY, Study, policy_from, read_runs, train_arm
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.training import RLConfig, evaluate
+
+# 09_grpo/09_7_evidence, cell 2
+RATES = {                                                               # score: counts above and below
+    'pass_rate': ('passes', 'episodes'), 'submit_rate': ('submits', 'episodes'),
+    'reads': ('reads', 'episodes'), 'tests': ('tests', 'episodes'), 'edits': ('edits', 'episodes'),
+    'turns': ('calls', 'episodes'), 'malformed': ('malformed', 'calls'),
+}
+
+
+# 09_grpo/09_7_evidence, cell 2
+def stored_rows(study, table, arm, base=0):
+    """The rows of a stored table for an arm and base that this code made; ValueError if there are none."""
+    rows = read_runs(study, table)
+    rows = rows[(rows['arm'] == arm) & (rows['base'] == base) & (rows['version'] == study.version(arm))]
+    if rows.empty:
+        raise ValueError(f'no {table} of study={study.name!r} arm={arm!r} base={base} is stored; make it with '
+                         f'`python -m tools.sweep --study {study.name} --arms "{arm}" --bases {base}`')
+    return rows
+
+
+# 09_grpo/09_7_evidence, cell 2
+def task_scores(study, arm, metric='pass_rate', base=0, evaluated=None):
+    """One of RATES for each run and held-out task: table [seeds, tasks].
+
+    `evaluated` names one of a run's evaluations, where it has several.
+    """
+    rows, heldout = stored_rows(study, 'tasks', arm, base), stored_rows(study, 'heldout', arm, base)
+    if evaluated is not None:
+        number = heldout.groupby(KEY).cumcount()[heldout['evaluated'] == evaluated].unique()
+        rows = rows[rows['evaluation'].isin(number)]
+    above, below = RATES[metric]
+    return (rows.set_index(['seed', 'task'])[above] / rows.set_index(['seed', 'task'])[below]).unstack()
+
+
+# 09_grpo/09_7_evidence, cell 5
+N_RESAMPLES = 9999
+
+
+# 09_grpo/09_7_evidence, cell 5
+def expanded_level(confidence, n):
+    """The level to ask of a percentile interval of `n` values to get `confidence` (Hesterberg 2015)."""
+    return 1 - 2 * norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf((1 + confidence) / 2, n - 1))
+
+
+# 09_grpo/09_7_evidence, cell 5
+def resample(scores, statistic=np.mean, confidence=0.95):
+    """SciPy's bootstrap of statistic(tables [..., S, T], axis) for scores [S, T], rows and columns drawn apart."""
+    def of_drawn(rows, columns, axis=-1):
+        return statistic(scores[rows[..., :, None], columns[..., None, :]], axis=(-2, -1))
+
+    return bootstrap([np.arange(n) for n in scores.shape], of_drawn, paired=False, vectorized=True,
+                     method='percentile', confidence_level=confidence, n_resamples=N_RESAMPLES,
+                     rng=np.random.default_rng(0))
+
+
+# 09_grpo/09_7_evidence, cell 7
+def interval(scores, statistic=np.mean, confidence=0.95):
+    """{estimate, low, high, seeds, tasks} of scores [seeds, tasks]; one seed has no interval (nan).
+
+    Tasks are drawn again along with the seeds; for a table of one column only the seeds are.
+    """
+    table = np.asarray(scores, dtype=float)
+    if table.ndim != 2 or not table.size or np.isnan(table).any():
+        raise ValueError(f'scores of shape {table.shape} with {int(np.isnan(table).sum())} missing values; '
+                         'give a full table [seeds, tasks]')
+    low = high = float('nan')
+    if len(table) > 1:
+        low, high = resample(table, statistic, expanded_level(confidence, len(table))).confidence_interval
+    return {'estimate': float(statistic(table, axis=(-2, -1))), 'low': float(low), 'high': float(high),
+            'seeds': len(table), 'tasks': table.shape[1]}
+
+
+# 09_grpo/09_7_evidence, cell 7
+def interquartile_mean(scores, axis=(-2, -1)):
+    """Mean of the middle half of all scores, which single failed runs do not move (Agarwal et al. 2021)."""
+    return trim_mean(scores.reshape(*scores.shape[:-2], -1), 0.25, axis=-1)
+
+
+# 09_grpo/09_7_evidence, cell 11
+N_REPEATS = 40
+
+
+# 09_grpo/09_7_evidence, cell 11
+def train_and_repeat(arm, seed=0, base_seed=0):
+    """A run of section 9.3 whose heldout has N_REPEATS evaluations, each with a seed of its own."""
+    run = train_arm(arm, seed, base_seed)
+    policy, tasks, tok = policy_from(run['weights']), make_tasks('heldout'), build_tokenizer(make_tasks('all'))
+    return run | {'heldout': [
+        {'evaluated': n} | evaluate(policy, tasks, tok, EVALUATION['samples'],
+                                    torch.Generator().manual_seed(EVALUATION['seed'] + 1 + n), RLConfig())
+        for n in range(N_REPEATS)]}
+
+
+REPEATS = Study('repeats', {'default': {}}, train_and_repeat, ('training', 'base'))
+
+
+# 09_grpo/09_7_evidence, cell 13
+def difference(one, other):
+    """Scores of one arm minus those of another, for the seeds and tasks that both have; ValueError if none."""
+    seeds, tasks = one.index.intersection(other.index), one.columns.intersection(other.columns)
+    if not len(seeds) or not len(tasks):
+        raise ValueError(f'nothing to pair: seeds {list(one.index)} and {list(other.index)}, tasks '
+                         f'{list(one.columns)} and {list(other.columns)}')
+    return one.loc[seeds, tasks] - other.loc[seeds, tasks]
+
+
+# 09_grpo/09_7_evidence, cell 15
+def verdict(found, region):
+    """'holds', 'does not hold' or 'undecided' for an interval {low, high} and a region (low, high), ends outside."""
+    low, high = found['low'], found['high']
+    if low > region[0] and high < region[1]:
+        return 'holds'
+    return 'does not hold' if high <= region[0] or low >= region[1] else 'undecided'
