@@ -1,9 +1,8 @@
 # Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
-# Body: c5c74d184085455d
+# Body: 06ff50e6ddf24302
 """9.7 Say how sure you are, over seeds and over tasks."""
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.stats import bootstrap, norm, t, trim_mean
 
@@ -26,8 +25,8 @@ def stored_rows(study, table, arm, base=0):
     rows = read_runs(study, table)
     rows = rows[(rows['arm'] == arm) & (rows['base'] == base) & (rows['version'] == study.version(arm))]
     if rows.empty:
-        raise ValueError(f'no {table} of study={study.name!r} arm={arm!r} base={base} is stored; make it with '
-                         f'`python -m tools.sweep --study {study.name} --arms "{arm}" --bases {base}`')
+        raise ValueError(f'no {table} of study={study.name!r} arm={arm!r} base={base} is stored; make it '
+                         f'with `python -m tools.sweep --study {study.name} --arms "{arm}" --bases {base}`')
     return rows
 
 
@@ -46,40 +45,54 @@ def task_scores(study, arm, metric='pass_rate', base=0, evaluated=None):
 
 
 # 09_grpo/09_7_evidence, cell 5
-N_RESAMPLES = 9999
+SETTINGS = {'method': 'percentile', 'vectorized': True, 'paired': False, 'n_resamples': 9999}
 
 
 # 09_grpo/09_7_evidence, cell 5
 def expanded_level(confidence, n):
     """The level to ask of a percentile interval of `n` values to get `confidence` (Hesterberg 2015)."""
-    return 1 - 2 * norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf((1 + confidence) / 2, n - 1))
+    return float(1 - 2 * norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf((1 + confidence) / 2, n - 1)))
 
 
 # 09_grpo/09_7_evidence, cell 5
-def resample(scores, statistic=np.mean, confidence=0.95):
-    """SciPy's bootstrap of statistic(tables [..., S, T], axis) for scores [S, T], rows and columns drawn apart."""
+def draw_seeds(scores, statistic, level):
+    """SciPy's bootstrap of statistic(tables [..., S, T], axis) that draws the rows of scores [S, T]."""
+    def of_drawn(rows, axis=-1):
+        return statistic(scores[rows], axis=(-2, -1))
+
+    return bootstrap([np.arange(len(scores))], of_drawn, confidence_level=level,
+                     rng=np.random.default_rng(0), **SETTINGS)
+
+
+# 09_grpo/09_7_evidence, cell 5
+def draw_seeds_and_tasks(scores, statistic, level):
+    """The same, but rows and columns are drawn, each on their own (Owen 2007); at least two columns."""
     def of_drawn(rows, columns, axis=-1):
         return statistic(scores[rows[..., :, None], columns[..., None, :]], axis=(-2, -1))
 
-    return bootstrap([np.arange(n) for n in scores.shape], of_drawn, paired=False, vectorized=True,
-                     method='percentile', confidence_level=confidence, n_resamples=N_RESAMPLES,
-                     rng=np.random.default_rng(0))
+    return bootstrap([np.arange(n) for n in scores.shape], of_drawn, confidence_level=level,
+                     rng=np.random.default_rng(0), **SETTINGS)
 
 
 # 09_grpo/09_7_evidence, cell 7
-def interval(scores, statistic=np.mean, confidence=0.95):
-    """{estimate, low, high, seeds, tasks} of scores [seeds, tasks]; one seed has no interval (nan).
+LEAST_SEEDS = 6                                             # with fewer, no percentile reaches 95%
 
-    Tasks are drawn again along with the seeds; for a table of one column only the seeds are.
+
+# 09_grpo/09_7_evidence, cell 7
+def interval(scores, statistic=np.mean, confidence=0.95, draw=draw_seeds):
+    """{estimate, low, high, seeds, tasks} of scores [seeds, tasks]; no interval (nan) under LEAST_SEEDS.
+
+    ValueError for a table that is empty or has gaps.
     """
     table = np.asarray(scores, dtype=float)
     if table.ndim != 2 or not table.size or np.isnan(table).any():
         raise ValueError(f'scores of shape {table.shape} with {int(np.isnan(table).sum())} missing values; '
                          'give a full table [seeds, tasks]')
     low = high = float('nan')
-    if len(table) > 1:
-        low, high = resample(table, statistic, expanded_level(confidence, len(table))).confidence_interval
-    return {'estimate': float(statistic(table, axis=(-2, -1))), 'low': float(low), 'high': float(high),
+    if len(table) >= LEAST_SEEDS:
+        level = expanded_level(confidence, len(table))
+        low, high = map(float, draw(table, statistic, level).confidence_interval)
+    return {'estimate': float(statistic(table, axis=(-2, -1))), 'low': low, 'high': high,
             'seeds': len(table), 'tasks': table.shape[1]}
 
 
@@ -97,19 +110,20 @@ N_REPEATS = 40
 def train_and_repeat(arm, seed=0, base_seed=0):
     """A run of section 9.3 whose heldout has N_REPEATS evaluations, each with a seed of its own."""
     run = train_arm(arm, seed, base_seed)
-    policy, tasks, tok = policy_from(run['weights']), make_tasks('heldout'), build_tokenizer(make_tasks('all'))
-    return run | {'heldout': [
-        {'evaluated': n} | evaluate(policy, tasks, tok, EVALUATION['samples'],
-                                    torch.Generator().manual_seed(EVALUATION['seed'] + 1 + n), RLConfig())
-        for n in range(N_REPEATS)]}
+    policy, tok, heldout = policy_from(run['weights']), build_tokenizer(make_tasks('all')), []
+    for n in range(N_REPEATS):
+        rng = torch.Generator().manual_seed(EVALUATION['seed'] + 1 + n)
+        stats = evaluate(policy, make_tasks('heldout'), tok, EVALUATION['samples'], rng, RLConfig())
+        heldout.append({'evaluated': n} | stats)
+    return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', {'default': {}}, train_and_repeat, ('training', 'base'))
+REPEATS = Study('repeats', {'default': {}}, train_and_repeat, ('training', 'base'), tuple(range(10)))
 
 
 # 09_grpo/09_7_evidence, cell 13
 def difference(one, other):
-    """Scores of one arm minus those of another, for the seeds and tasks that both have; ValueError if none."""
+    """Scores of one arm minus another's, for the seeds and tasks that both have; ValueError if none."""
     seeds, tasks = one.index.intersection(other.index), one.columns.intersection(other.columns)
     if not len(seeds) or not len(tasks):
         raise ValueError(f'nothing to pair: seeds {list(one.index)} and {list(other.index)}, tasks '
@@ -119,7 +133,7 @@ def difference(one, other):
 
 # 09_grpo/09_7_evidence, cell 15
 def verdict(found, region):
-    """'holds', 'does not hold' or 'undecided' for an interval {low, high} and a region (low, high), ends outside."""
+    """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high)."""
     low, high = found['low'], found['high']
     if low > region[0] and high < region[1]:
         return 'holds'

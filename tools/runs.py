@@ -8,11 +8,12 @@ goes on where it was.
 
 import agentrl
 from agentrl.arms import Study, run_study
+from agentrl.verdicts import all_studies
 
 
 def studies() -> list[Study]:
     """Every study that a section exports."""
-    return [value for name in agentrl.__all__ if isinstance(value := getattr(agentrl, name), Study)]
+    return list(all_studies().values())
 
 
 if __name__ == "__main__":

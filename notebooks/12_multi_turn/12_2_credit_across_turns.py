@@ -338,5 +338,7 @@ print(check_call_advantages(my_call_advantages))
 # differ by a whole one; a group of siblings compares whole returns, in which the cost of a call is the only
 # thing left once all of them pass.
 #
+# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+#
 # **Try it.** Fit the critic for 10 steps only (`warm_critic(..., steps=10)`), or give it no step during
 # training, and train one seed: does the agent still learn to read?

@@ -269,5 +269,7 @@ print(check_budget(my_budget))
 # often than not, so an attempt after reading is nearly always worth its price. With ten held-out tasks and
 # three seeds the intervals are wide.
 #
+# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+#
 # **Try it.** Find the cost between 0.05 and 0.3 at which the agent gives up: add an arm with `step_penalty`
 # 0.1 or 0.15. Then ask whether the value of an attempt in the second table predicted it.

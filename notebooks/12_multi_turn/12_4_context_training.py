@@ -467,5 +467,7 @@ save_figure(draw_costs(costs, labels), '12_4_costs', costs)
 # 0.1: `keep 2`, which drops least, takes the policies of `full` to 0.756, 0.356 and 0.600. That is the
 # reason to train in the context in which you deploy.
 #
+# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+#
 # **Try it.** Add `'keep 2': {'context': 'keep 2'}` to `CONTEXT_ARMS` and train it: does a policy that has
 # seen this context in training still test and edit until its budget ends?

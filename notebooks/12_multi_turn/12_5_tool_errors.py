@@ -349,5 +349,7 @@ save_figure(fig, '12_5_malformed_calls_curves', history[['arm', 'seed', 'step', 
 # 0.7854, with intervals that overlap; and on held-out tasks, with fewer calls, the arm with 0.05 is not
 # visibly cleaner than the default.
 #
+# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+#
 # **Try it.** Put `'max_turns 3'` into `CURES`: its blind guesser needs two calls of three. And give
 # `EARLY_STOP_ARMS` an arm with `'invalid_penalty': 0.05`: does a price add anything where the episode ends?

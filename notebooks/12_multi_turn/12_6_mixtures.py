@@ -459,5 +459,7 @@ print(check_single_share(my_single_share))
 # end (0.253, 0.266 and 0.333). The default can drift as far as 0.142 without a mixture, so whether the bad
 # answers of one format leak into the other, where they are free (section 12.5), is undecided.
 #
+# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+#
 # **Try it.** Make the mixture unequal: `'n_single': 1` and `'n_single': 7` as arms of `MIXTURE_ARMS`. How
 # few single-turn prompts teach the format, and how few multi-turn prompts keep the reading alive?

@@ -784,6 +784,8 @@ print('bootstrapping:', check_cut_rewards(my_cut_rewards))
 #
 # With three seeds the intervals are wide, and the orders of the good rows among themselves mean nothing.
 #
+# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+#
 # **Try it.** Give the bootstrap a critic that was never fitted (`Bootstrap(make_critic(policy))`, which says
 # 0 everywhere at first) and predict the submit rate of the first five steps. Then drop truncated episodes
 # under `wrong_submit=0`: does stalling still win?

@@ -1,0 +1,112 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 12.8 Look at the base over many streams
+#
+# A few findings of this chapter are about the RL base, before any training: where the gradient is, how long
+# episodes get, how often a call is malformed. Sections 12.1, 12.5 and 12.7 show them on one to three streams
+# of random numbers. They need no training run, only more episodes: here are ten streams of 160 episodes on the
+# train tasks, stored like runs, so that [section 12.9](12_9_what_holds.ipynb) can put intervals to them.
+
+# %%
+#@save base_streams
+import torch
+
+from agentrl.arms import Study
+from agentrl.base import make_rl_base
+from agentrl.environment import make_env
+from agentrl.episodes import OWNER, collate
+from agentrl.gradient import reinforce_loss
+from agentrl.model import selected_log_probs
+from agentrl.pathologies import CappedObservations, window_needed
+from agentrl.sampling import sample_groups
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.tool_errors import error_stats, make_early_stop_env
+from agentrl.training import RLConfig, behavior_stats
+
+# %% [markdown]
+# ## Four kinds of figures
+#
+# What the episodes did and how many went wrong is counted by `behavior_stats` and `error_stats`. Two things are
+# new as functions: the experiment of 12.1, which positions have a gradient at their logits, and what an episode
+# takes of the context.
+
+# %%
+#@save
+def gradient_shares(policy, trajs, tok):
+    """Shares of predicted positions with a gradient at their logits (6.1): the policy's, and all others'."""
+    batch = collate(trajs, tok.pad_id)
+    logits = policy(batch['ids'][:, :-1])                                         # [B, T-1, V]
+    logits.retain_grad()
+    logp = selected_log_probs(logits, batch['ids'][:, 1:])
+    reinforce_loss(logp, batch['reward'] - 0.5, batch['action_mask']).backward()
+    policy.zero_grad()
+    reached, owner = logits.grad.abs().sum(-1) > 0, batch['owner'][:, 1:]         # [B, T-1]
+    own, others = owner == OWNER['policy'], (owner != OWNER['policy']) & (owner >= 0)
+    return {'gradient_own': reached[own].double().mean().item(),
+            'gradient_others': reached[others].double().mean().item()}
+
+
+def length_stats(trajs):
+    """The longest episode, the policy's share, and shares of episodes lost to the context or a smaller window."""
+    n, predicted = len(trajs), sum(len(traj.ids) - 1 for traj in trajs)
+    return {'max_tokens': max(len(traj.ids) for traj in trajs),
+            'policy_share': sum(int(traj.action_mask.sum()) for traj in trajs) / predicted,
+            'overflow': sum(traj.info['stop'] == 'context' for traj in trajs) / n,
+            'lost_64': sum(window_needed(traj) > 64 for traj in trajs) / n,
+            'lost_128': sum(window_needed(traj) > 128 for traj in trajs) / n,
+            'lost_64_masked': sum(window_needed(traj, 1) > 64 for traj in trajs) / n}
+
+
+# %% [markdown]
+# ## Five ways to play
+#
+# Three budgets, and two changes of the environment: the early stop of 12.5 and the observation cap of 12.7. An
+# attempt is worth its chance to pass less its price; giving up at once costs one call (12.7).
+
+# %%
+#@save
+BASE_ARMS = {'6 turns': {'max_turns': 6}, '12 turns': {'max_turns': 12}, '24 turns': {'max_turns': 24},
+             'early stop': {'max_turns': 6}, 'cap 8': {'max_turns': 24}}
+BASE_ENVS = {'early stop': make_early_stop_env, 'cap 8': lambda cfg: CappedObservations(make_env(cfg), 8)}
+
+
+def measure_base(arm, seed=0, base_seed=0):
+    """The RL base on the train tasks, eight episodes each, from one stream: its heldout is what it did."""
+    tok, cfg = build_tokenizer(make_tasks('all')), RLConfig(**BASE_ARMS[arm])
+    policy, rng = make_rl_base(tok, base_seed), torch.Generator().manual_seed(1 + seed)
+    trajs = sample_groups(policy, make_tasks('train'), tok, cfg, rng, BASE_ENVS.get(arm, make_env))
+    stats, errors = behavior_stats(trajs), error_stats(trajs)
+    value = {'attempt_at_0.3': stats['pass_rate'] - 0.3 * stats['turns'], 'submit_at_0.3': -0.3}
+    rates = {name: errors[name] for name in ('episodes_with_error', 'their_pass')}
+    return {'history': [], 'heldout': stats | rates | value | length_stats(trajs)
+            | gradient_shares(policy, trajs[:16], tok)}
+
+
+BASE_STREAMS = Study('base_streams', BASE_ARMS, measure_base, ('base_streams', 'base'), tuple(range(10)))
+
+# %%
+from agentrl.arms import run_study
+
+streams, _ = run_study(BASE_STREAMS, list(BASE_ARMS), BASE_STREAMS.seeds)
+shown = ['pass_rate', 'turns', 'tokens', 'max_tokens', 'policy_share', 'overflow', 'lost_64',
+         'episodes_with_error', 'gradient_own', 'gradient_others']
+streams.groupby('arm', sort=False)[shown].mean().round(3).T
+
+# %% [markdown]
+# ## What was seen
+#
+# TODO

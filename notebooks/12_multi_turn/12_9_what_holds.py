@@ -1,0 +1,267 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 12.9 Ask every claim of this chapter what the seeds say
+#
+# The book ran each arm once and warns that some of its arms flip. Here is every finding of chapter 12, in our
+# words, as a statement about one number: the book's value, ours over all stored seeds with its interval, and
+# what the rule of [section 9.7](../09_grpo/09_7_evidence.ipynb) makes of it. Some claims hold, some fall, and
+# some ask for more seeds than we have.
+
+# %%
+#@save verdicts
+import math
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pandas as pd
+
+import agentrl
+from agentrl.arms import Study
+from agentrl.evidence import (
+    difference,
+    draw_seeds_and_tasks,
+    interval,
+    stored_rows,
+    task_scores,
+    verdict,
+)
+from agentrl.plotting import book_results
+
+# %% [markdown]
+# ## What a claim is
+#
+# A claim is a number and the region in which it should lie, a row of `figures/claims.csv`. Where the book
+# says *hardly*, *about* or *few*, a bound had to be chosen; it stands in the row, and the rows were written
+# before we looked at any seed from 3 on. `number` is `study:arm:column`, to which an evaluation (`keep 1`) or
+# a range of training steps (`35-39`) may be added; `minus` is subtracted, if there is one; `book` names the
+# book's value in the same way.
+
+# %%
+#@save
+def read_claims(section=None):
+    """The claims of figures/claims.csv, or those of a section; bounds that are left open are infinite."""
+    path = Path(files('agentrl')).parent / 'figures' / 'claims.csv'
+    claims = pd.read_csv(path, dtype={'section': str}).fillna(
+        {'low': -math.inf, 'high': math.inf, 'minus': '', 'book': '', 'book_minus': ''})
+    if section and section not in set(claims['section']):
+        raise ValueError(f'section={section!r} has no claims; there are {list(claims["section"].unique())}')
+    return claims[claims['section'] == section].reset_index(drop=True) if section else claims
+
+
+# %%
+read_claims('12.6')
+
+# %%
+#@save
+def all_studies():
+    """Every study that a section exports: {name: Study}."""
+    exported = (getattr(agentrl, label) for label in agentrl.__all__)
+    return {value.name: value for value in exported if isinstance(value, Study)}
+
+
+def find_study(name):
+    """The study of this name; ValueError if no section has it."""
+    known = all_studies()
+    if name not in known:
+        raise ValueError(f'study={name!r} is not known; choose one of {", ".join(known)}')
+    return known[name]
+
+
+def read_number(text, base=0):
+    """The table [seeds, tasks] behind `study:arm:column` with `:evaluation` or `:first-last` (of steps).
+
+    What is not counted by task has a single column; seeds without a value are left out.
+    """
+    name, arm, column, *how = text.split(':')
+    study = find_study(name)
+    if how and (steps := re.fullmatch(r'(\d+)-(\d+)', how[0])):
+        rows = stored_rows(study, 'history', arm, base)
+        rows = rows[rows['step'].between(*map(int, steps.groups()))]
+    elif study.name == 'base_streams':
+        rows = stored_rows(study, 'heldout', arm, base)
+    else:
+        return task_scores(study, arm, column, base, *how)
+    return rows.groupby('seed')[[column]].mean().dropna().set_axis(['all'], axis=1)
+
+
+def read_book(text):
+    """The book's value behind `section:experiment:arm:metric`; nan for an empty text."""
+    if not text:
+        return math.nan
+    section, experiment, arm, metric = text.split(':')
+    values = book_results(section, experiment).set_index(['arm', 'metric'])['value']
+    if (arm, metric) not in values:
+        raise ValueError(f'the book has no {metric!r} of arm={arm!r} in {experiment}; '
+                         f'it has {list(values.index)}')
+    return float(values[arm, metric])
+
+
+# %%
+print(read_number('grpo:default:reads:35-39').round(2).loc[:2].T)
+print(read_number('mixture:50/50 mixture:pass_rate:single-turn').round(2).loc[:2])
+print(read_book('12.3:budget_and_penalty:default:reads'))
+
+# %% [markdown]
+# ## The verdicts
+#
+# For each claim: the book's value, ours, its interval over seeds (or streams), and what the rule says. The
+# last column asks the same of tasks *like* these, by drawing tasks as well; where a figure is not counted by
+# task there is nothing to draw.
+
+# %%
+#@save
+def judge(claim, base=0, seeds=slice(None)):
+    """The verdict on a row of the claims, from all of its seeds or some: a dict."""
+    number, book = read_number(claim['number'], base), read_book(claim['book'])
+    if claim['minus']:
+        number = difference(number, read_number(claim['minus'], base))
+        book -= read_book(claim['book_minus']) if claim['book_minus'] else 0
+    number, region = number.loc[seeds], (claim['low'], claim['high'])
+    found, wider = interval(number), ''
+    if number.shape[1] > 1:
+        wider = verdict(interval(number, draw=draw_seeds_and_tasks), region)
+    return {'book': book} | found | {'verdict': verdict(found, region), 'for other tasks': wider}
+
+
+def judge_all(claims, **how):
+    """`judge` for each row of the claims, beside its section, words and unit."""
+    rows = claims[['section', 'claim', 'unit']].to_dict('records')
+    return pd.DataFrame([row | judge(claim, **how) for row, (_, claim) in zip(rows, claims.iterrows())])
+
+
+# %%
+from agentrl.plotting import save_table
+
+claims = read_claims()
+verdicts = judge_all(claims)
+save_table(verdicts, '12_9_verdicts')
+print(len(verdicts), 'claims')
+verdicts.groupby(['section', 'verdict']).size().unstack(fill_value=0)
+
+
+# %%
+def rows_of(section):
+    """The verdicts of a section, for reading."""
+    rows = verdicts[verdicts['section'] == section].set_index('claim')
+    show = rows[['book', 'estimate', 'low', 'high']].round(3) + 0.0
+    return show.join(rows[['seeds', 'verdict', 'for other tasks']]).style.format(precision=3, na_rep='')
+
+
+# %% [markdown]
+# ### 12.1 Observations are inputs
+
+# %%
+rows_of('12.1')
+
+# %% [markdown]
+# ### 12.2 Credit across turns
+
+# %%
+rows_of('12.2')
+
+# %% [markdown]
+# ### 12.3 Budget and penalty
+
+# %%
+rows_of('12.3')
+
+# %% [markdown]
+# ### 12.4 Context
+
+# %%
+rows_of('12.4')
+
+# %% [markdown]
+# ### 12.5 Tool errors
+
+# %%
+rows_of('12.5')
+
+# %% [markdown]
+# ### 12.6 Mixtures
+
+# %%
+rows_of('12.6')
+
+# %% [markdown]
+# ### 12.7 Design problems
+
+# %%
+rows_of('12.7')
+
+# %% [markdown]
+# ## All of it in one picture
+#
+# A row a claim: the region in which its number should lie (shaded), ours with its interval, and the book's
+# value. Filled circles hold, crosses do not, open circles are undecided.
+
+# %%
+import matplotlib.pyplot as plt
+
+from agentrl.plotting import save_figure, use_style
+
+MARKS = {'holds': ('o', '#0072B2', '#0072B2'), 'does not hold': ('X', '#D55E00', '#D55E00'),
+         'undecided': ('o', 'white', '#555555')}
+AXES = {'rate': 'a rate, or a difference of two', 'calls': 'calls an episode, or a difference',
+        'tokens': 'tokens an episode, a difference'}
+
+
+def forest(ax, rows, bounds, limits):
+    """Draw the verdicts `rows`, the first on top, with the regions `bounds` (low, high) behind them."""
+    for y, (row, (low, high)) in enumerate(zip(rows.itertuples(), bounds, strict=True)):
+        ax.barh(y, min(high, limits[1]) - max(low, limits[0]), left=max(low, limits[0]), height=0.9,
+                color='#E8EEF4', zorder=0)
+        marker, face, edge = MARKS[row.verdict]
+        ax.plot([row.low, row.high], [y, y], color=edge, linewidth=1.6)
+        ax.plot(row.estimate, y, marker, color=face, markeredgecolor=edge, markersize=6)
+        ax.plot(row.book, y, 'D', color='#E69F00', markeredgecolor='#7A5200', markersize=4.5)
+    ax.set(xlim=limits, ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)),
+           yticklabels=[f'{row.section}  {row.claim}' for row in rows.itertuples()])
+    ax.axvline(0, color='#888888', linewidth=0.8)
+    ax.grid(axis='y', visible=False)
+
+
+# %%
+use_style()
+kind = claims['unit'].replace({'share': 'rate', 'reward': 'rate'})
+counts = [int((kind == name).sum()) for name in AXES]
+fig, axes = plt.subplots(len(AXES), 1, figsize=(10, 0.235 * sum(counts) + 2), height_ratios=counts)
+for ax, (name, label), limits in zip(axes, AXES.items(), ((-1, 1.05), (-1.3, 2), (-5, 110))):
+    chosen = kind == name
+    forest(ax, verdicts[chosen], claims.loc[chosen, ['low', 'high']].to_numpy(), limits)
+    ax.set_xlabel(label)
+    ax.tick_params(axis='y', labelsize=7.5, length=0)
+for (name, (marker, face, edge)) in MARKS.items():
+    axes[1].plot([], [], marker, color=face, markeredgecolor=edge, label=name)
+axes[1].plot([], [], 'D', color='#E69F00', markeredgecolor='#7A5200', markersize=4.5, label='the book')
+axes[1].legend(loc='lower right', fontsize='small', framealpha=1)
+fig.suptitle('Findings of chapter 12, over all stored seeds')
+save_figure(fig, '12_9_verdicts', verdicts)
+
+# %% [markdown]
+# ## Did the seeds that we had seen decide?
+#
+# The claims and bounds were written when seeds 0 to 2 were known. Here the verdicts come from the others
+# alone. Rows that differ from the table above are listed.
+
+# %%
+trained = verdicts[~claims['number'].str.startswith('base_streams')]
+fresh = judge_all(claims.loc[trained.index], seeds=slice(3, None))
+fresh.index = trained.index
+moved = fresh['verdict'] != trained['verdict']
+print(f'{len(fresh)} claims from {sorted(set(fresh["seeds"]))} fresh seeds; {moved.sum()} verdicts differ')
+fresh[moved][['section', 'claim', 'estimate', 'low', 'high', 'verdict']].round(3)
