@@ -10,7 +10,7 @@ STAMP := .venv/.stamp
 PEERS := .venv-peers/bin/python
 PEERS_STAMP := .venv-peers/.stamp
 
-.PHONY: help figures test notebooks sweep evaluate-api lab export reproduce bench bench-peers clean
+.PHONY: help figures test notebooks sweep sweep-check evaluate-api lab export reproduce bench bench-peers clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
@@ -18,6 +18,7 @@ help:
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
 	@echo "make sweep      run more seeds of more arms (ARGS='--help' says how)"
+	@echo "make sweep-check  make stored runs again and compare (ARGS='--draw 4': four of them)"
 	@echo "make evaluate-api  let a model behind an API play the gym (ARGS='--help' says how)"
 	@echo "make reproduce  train 40 steps with other threads, kernels and samplers, and compare"
 	@echo "make bench      time a training step against the plain loop and the machine's matrix rate"
@@ -61,6 +62,9 @@ notebooks: $(STAMP)
 
 sweep: $(STAMP)
 	@$(RUN) -m tools.sweep $(ARGS)
+
+sweep-check: $(STAMP)
+	@$(RUN) -m tools.sweep_check $(ARGS)
 
 evaluate-api: $(STAMP)
 	@$(RUN) -m tools.evaluate_api $(ARGS)
