@@ -79,7 +79,7 @@ pd.DataFrame({k: (v + 0.0).tolist() for k, v in rows.items()}, index=['first', '
 # Stored and scored at 0.5, the estimator is the exact gradient for the sampler: the policy that is trained
 # is the one that acts. Stored at 0.5 and scored at 1 is not nonsense either: the ratio is then the
 # importance weight from the one distribution to the other, and *without* the clip the gradient is exact for
-# the model at 1. But the clip was made for small steps. The rewarded action has ratio 2.09, beyond 1.2, and
+# the model at 1. But the clip was made for small steps. The rewarded action has a ratio above 2, beyond 1.2, and
 # its gradient is gone: nothing is left to learn from. (Chapter 13 takes up weights for a sampler that truly
 # differs.)
 #

@@ -30,7 +30,7 @@ from agentrl.mask_faults import Finding, first_place
 # **Symptom.** Tool calls that nobody would make; episodes that go on for many turns after their last
 # trained token. **Reported** in miles, pull request 2587: a turn that hit the length limit closed the
 # training sample, but the agent loop executed the cut-off command and went on. On a run of 6469 episodes
-# this tail took 22.7% of all episode time. Why executing is dangerous as well as wasteful, on a file system
+# this tail took more than a fifth of all episode time. Why executing is dangerous as well as wasteful, on a file system
 # of four files:
 
 
