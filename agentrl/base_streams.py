@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_8_the_base.py. Do not edit: change it there, then `make export`.
-# Body: 92369caec00dd158
+# Body: 360e91f3db8da01c
 """12.8 Look at the base over many streams."""
 
 import torch
@@ -35,7 +35,7 @@ def gradient_shares(policy, trajs, tok):
 
 # 12_multi_turn/12_8_the_base, cell 2
 def length_stats(trajs):
-    """The longest episode, the policy's share, and shares of episodes lost to the context or a smaller window."""
+    """The longest episode, the policy's share, shares of episodes lost to the context or a smaller window."""
     n, predicted = len(trajs), sum(len(traj.ids) - 1 for traj in trajs)
     return {'max_tokens': max(len(traj.ids) for traj in trajs),
             'policy_share': sum(int(traj.action_mask.sum()) for traj in trajs) / predicted,

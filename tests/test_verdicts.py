@@ -4,8 +4,6 @@ import pandas as pd
 import pytest
 
 from agentrl import verdicts
-from agentrl.base_streams import BASE_STREAMS, measure_base
-from agentrl.plotting import book_results
 from agentrl.verdicts import all_studies, find_study, judge, judge_all, read_book, read_claims, read_number
 from tools.notebooks import ROOT
 
@@ -88,14 +86,3 @@ def test_each_section_points_to_its_verdicts():
     for path in sorted((ROOT / "notebooks" / "12_multi_turn").glob("12_[1-7]_*.py")):
         if path.name not in ("12_4_context_management.py", "12_7_design_review.py"):  # 12.4 and 12.7 have two parts
             assert "12_9_what_holds.ipynb" in path.read_text(), path.name
-
-
-def test_the_base_is_measured_as_the_book_has_it():
-    row = measure_base("6 turns", seed=0)["heldout"]
-    stored = pd.read_csv(ROOT / "figures" / "data" / "base_streams_heldout.csv")
-    stored = stored[(stored["arm"] == "6 turns") & (stored["seed"] == 0) & (stored["base"] == 0)].iloc[0]
-    assert {name: stored[name] for name in row} == pytest.approx(row, nan_ok=True)
-    assert row["gradient_own"] == 1.0 and row["gradient_others"] == 0.0
-    assert row["attempt_at_0.3"] == pytest.approx(row["pass_rate"] - 0.3 * row["turns"])
-    budget = book_results("12.1", "turn_budget_of_base")
-    assert len(BASE_STREAMS.seeds) == 10 and len(budget)

@@ -181,9 +181,9 @@ pd.DataFrame({'mean': interval(every), 'interquartile mean': interval(every, int
 #
 # *Where the truth is known.* We make tables of our own: seeds and tasks that shift the chance to pass, and
 # sixteen episodes in each cell. There are two truths: the average over all seeds that could be, on the ten
-# tasks at hand; and the average over all tasks as well. An interval at 95% should contain its truth in 95 of 100
-# tables. A third way is counted beside ours: each task's scores drawn on their own, as is right if the scores
-# of different tasks come from different runs (Agarwal et al. 2021), which here they do not.
+# tasks at hand; and the average over all tasks as well. An interval at 95% should contain its truth in 95
+# of 100 tables. A third way is counted beside ours: each task's scores drawn on their own, as is right if
+# the scores of different tasks come from different runs (Agarwal et al. 2021), which here they do not.
 
 # %%
 def make_scores(rng, n_seeds=10, n_tasks=10, episodes=16):
