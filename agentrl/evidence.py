@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
-# Body: 06ff50e6ddf24302
+# Body: 33d305c8fbac36bb
 """9.7 Say how sure you are, over seeds and over tasks."""
 
 import numpy as np
@@ -118,7 +118,8 @@ def train_and_repeat(arm, seed=0, base_seed=0):
     return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', {'default': {}}, train_and_repeat, ('training', 'base'), tuple(range(10)))
+REPEATS = Study('repeats', {'default': {'repeats': N_REPEATS}}, train_and_repeat, ('training', 'base'),
+                tuple(range(10)))
 
 
 # 09_grpo/09_7_evidence, cell 13

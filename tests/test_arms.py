@@ -100,14 +100,19 @@ def test_only_what_is_missing_or_old_is_trained(store, monkeypatch):
 @pytest.mark.parametrize("study", studies(), ids=lambda study: study.name)
 def test_stored_runs_are_of_this_code(study):
     """If this fails, the code behind the stored runs has changed: `make figures` trains them again."""
-    heldout, history = read_runs(study, "heldout"), read_runs(study, "history")
-    for table in (heldout, history):
+    heldout, history, tasks = (read_runs(study, table) for table in ("heldout", "history", "tasks"))
+    for table in (heldout, history, tasks):
         stale = {tuple(row) for *row, version in table[[*KEY, "version"]].values if version != study.version(row[0])}
         assert not stale
+    if len(tasks):  # each evaluation, task by task
+        passes = tasks.groupby([*KEY, "evaluation"], sort=False)["passes"].sum()
+        assert passes.tolist() == heldout["passes"].tolist()
     wanted = {(arm, 0, seed) for arm in study.arms for seed in study.seeds}
     assert wanted <= {tuple(row) for row in heldout[KEY].values}
-    steps = history.groupby(KEY)["step"].agg(list)  # whole, and of one length in a study
-    assert (steps == steps.map(lambda run: list(range(len(steps.iloc[0]))))).all()
+    if len(history):  # whole, and of one length in an arm
+        steps = history.groupby(KEY)["step"].agg(list)
+        assert (steps == steps.map(lambda run: list(range(len(run))))).all()
+        assert steps.map(len).groupby("arm").nunique().eq(1).all()
 
 
 @pytest.mark.parametrize("arm", ["penalty 0.05", "max_turns 3"])

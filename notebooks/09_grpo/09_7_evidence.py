@@ -236,7 +236,8 @@ def train_and_repeat(arm, seed=0, base_seed=0):
     return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', {'default': {}}, train_and_repeat, ('training', 'base'), tuple(range(10)))
+REPEATS = Study('repeats', {'default': {'repeats': N_REPEATS}}, train_and_repeat, ('training', 'base'),
+                tuple(range(10)))
 
 # %%
 from itertools import combinations
