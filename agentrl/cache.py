@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_3_cache.py. Do not edit: change it there, then `make export`.
-# Body: 79f5dc714339ef10
+# Body: 0599e89dcb2bd526
 """0.3 Keep what was trained, under a key of its configuration and its code."""
 
 import ast
@@ -38,6 +38,7 @@ def tree_text(node):
 
 
 # 00_start_here/00_3_cache, cell 3
+@functools.cache
 def code_statements(source):
     """The top-level statements of Python source as text, whatever its comments, docstrings and layout."""
     tree = ast.parse(source)

@@ -1,9 +1,10 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_9_what_holds.py. Do not edit: change it there, then `make export`.
-# Body: d52014dd48b372bd
+# Body: 81376f88adf41e41
 """12.9 Ask every claim of this chapter what the seeds say."""
 
 import math
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def read_claims(section=None):
 
 
 # 12_multi_turn/12_9_what_holds, cell 4
+@cache
 def all_studies():
     """Every study that a section exports: {name: Study}."""
     exported = (getattr(agentrl, label) for label in agentrl.__all__)

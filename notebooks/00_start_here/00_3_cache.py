@@ -72,6 +72,7 @@ def tree_text(node):
     return f'[{", ".join(map(tree_text, node))}]' if isinstance(node, list) else repr(node)
 
 
+@functools.cache
 def code_statements(source):
     """The top-level statements of Python source as text, whatever its comments, docstrings and layout."""
     tree = ast.parse(source)

@@ -24,6 +24,7 @@
 #@save verdicts
 import math
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -67,6 +68,7 @@ read_claims('12.6')
 
 # %%
 #@save
+@cache
 def all_studies():
     """Every study that a section exports: {name: Study}."""
     exported = (getattr(agentrl, label) for label in agentrl.__all__)
@@ -265,3 +267,10 @@ fresh.index = trained.index
 moved = fresh['verdict'] != trained['verdict']
 print(f'{len(fresh)} claims from {sorted(set(fresh["seeds"]))} fresh seeds; {moved.sum()} verdicts differ')
 fresh[moved][['section', 'claim', 'estimate', 'low', 'high', 'verdict']].round(3)
+
+# %% [markdown]
+# ## What was seen
+#
+# TODO
+#
+# **Try it.** TODO
