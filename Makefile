@@ -70,7 +70,7 @@ evaluate-api: $(STAMP)
 	@$(RUN) -m tools.evaluate_api $(ARGS)
 
 lab: $(STAMP)
-	$(RUN) -m jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here/00_1_tour.ipynb
+	$(RUN) -m jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here/00_0_start_here.ipynb
 
 # Forty steps under each condition that must not matter; prints by how much parameters differ.
 reproduce: $(STAMP)

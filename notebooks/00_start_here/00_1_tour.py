@@ -198,6 +198,7 @@ heldout[['seed', *SHOWN]].round(3)
 # | how old may a sample be? | [13.7](../13_staying_alive/13_7_staleness.ipynb) |
 # | what can be known before a run starts? | [13.8](../13_staying_alive/13_8_fail_at_the_start.ipynb) |
 # | how does my own model do in the gym? | [13.9](../13_staying_alive/13_9_a_real_model_in_the_gym.ipynb) |
+# | may I play with it, and train while I watch? | [0.0](00_0_start_here.ipynb), [15.1](../15_explorers/15_1_episode_player.ipynb), [15.5](../15_explorers/15_5_live_training.ipynb) |
 # | my own run is sick: where do I look? | [14.9](../14_faults/14_9_diagnose.ipynb), or the symptoms in the [README](../../README.md) |
 #
 # ## What was seen

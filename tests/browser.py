@@ -1,0 +1,120 @@
+"""JupyterLab and a headless browser for tests, every wait with an end."""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync"
+).split()
+SERVER = [
+    "--no-browser",
+    "--allow-root",
+    "--ip=127.0.0.1",
+    "--port=0",  # any free one
+    # should this test die, the server ends by itself
+    "--ServerApp.shutdown_no_activity_timeout=300",
+    "--MappingKernelManager.cull_idle_timeout=120",
+    "--MappingKernelManager.cull_interval=30",
+    "--MappingKernelManager.cull_connected=True",
+]
+# where a reader's own settings, workspaces and kernels would come from
+PLACES = (
+    "JUPYTER_CONFIG_DIR",
+    "JUPYTER_DATA_DIR",
+    "JUPYTER_RUNTIME_DIR",
+    "JUPYTERLAB_SETTINGS_DIR",
+    "JUPYTERLAB_WORKSPACES_DIR",
+    "IPYTHONDIR",
+)
+PATIENCE = 240  # seconds; much of it only where the machine is busy
+KERNEL = "Python 3 (ipykernel)"
+needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(BROWSERS)} is on the PATH")
+
+
+def until(found, what):
+    """The first true value of `found()`; fails in words after PATIENCE seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}"
+        time.sleep(0.2)
+    return value
+
+
+@contextmanager
+def jupyterlab(root, scratch):
+    """JupyterLab on `root`, its settings under `scratch`: gives its address and token; always stopped."""
+    token, log = secrets.token_hex(16), scratch / "server.log"
+    env = {**os.environ, **{name: str(scratch / name) for name in PLACES}, "JUPYTER_TOKEN": token}
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}", *SERVER]
+    scratch.mkdir()
+    with log.open("w") as file:
+        server = subprocess.Popen(command, cwd=root, env=env, stdout=file, stderr=file)
+
+    def address():
+        assert server.poll() is None, f"JupyterLab ended:\n{log.read_text()[-2000:]}"
+        for card in (scratch / "JUPYTER_RUNTIME_DIR").glob("jpserver-*.json"):
+            if text := card.read_text():
+                return json.loads(text)["url"]
+
+    try:
+        yield until(address, "JupyterLab to start"), token
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+@contextmanager
+def chromium():
+    """A page in a headless browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS, timeout=PATIENCE * 1000)
+        try:
+            page = browser.new_page(viewport={"width": 1280, "height": 1000})
+            page.set_default_timeout(PATIENCE * 1000)
+            yield page
+        finally:
+            browser.close()
+
+
+def choose(page, menu, item):
+    """Open a menu of the menu bar and click an item."""
+    page.get_by_role("menuitem", name=menu, exact=True).click()
+    page.locator(".lm-Menu-item").filter(has_text=re.compile(f"^{item}")).click()
+
+
+def asked(page):
+    """The texts of all dialogs; a dialog, unlike a notification, wants an answer before one can go on."""
+    return page.locator(".jp-Dialog").all_inner_texts()
+
+
+def open_notebook(page, url, token, notebook):
+    """Show a notebook (its path without ending) and wait until its kernel is ready; no dialog may come."""
+    page.goto(f"{url}lab/tree/{notebook}.ipynb?token={token}")
+    kernel = page.locator(".jp-NotebookPanel-toolbar .jp-KernelName")
+    until(lambda: asked(page) or kernel.all_inner_texts() == [KERNEL], "the kernel's name or a dialog")
+    idle = page.locator('.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]')
+    until(lambda: asked(page) or idle.count(), "the kernel to be ready")
+    assert asked(page) == []
+
+
+def metadata_of(page, notebook):
+    """The metadata of a notebook as the server gives it."""
+    read = "path => fetch('/api/contents/' + path).then(reply => reply.json())"
+    return page.evaluate(read, f"{notebook}.ipynb")["content"]["metadata"]

@@ -1,0 +1,88 @@
+"""JupyterLab on a fresh copy of the book: each chapter's first notebook runs, and a slider moves by keyboard."""
+
+import json
+import shutil
+import time
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.browser import (
+    asked,
+    choose,
+    chromium,
+    jupyterlab,
+    metadata_of,
+    needs_browser,
+    open_notebook,
+    until,
+)
+from tools.notebooks import ROOT, find_notebooks, section
+
+CHAPTERS = {path.parent.name: section(path) for path in reversed(find_notebooks()) if path.parent.name != "solutions"}
+SLIDERS = "15_explorers/15_0_sliders"
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900), needs_browser]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """(page, address, token, root): JupyterLab on a copy of the notebooks, with new dates as after a checkout."""
+    root = tmp_path_factory.mktemp("book")
+    shutil.copytree(ROOT / "notebooks", root / "notebooks", copy_function=shutil.copyfile)
+    with jupyterlab(root, tmp_path_factory.mktemp("lab") / "jupyter") as (url, token), chromium() as page:
+        yield page, url, token, root
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_is_left(lab):
+    """End the kernels that a test has started, so that they do not fill the memory."""
+    yield
+    _, url, token, _ = lab
+    headers = {"Authorization": f"token {token}"}
+    for session in json.load(urlopen(Request(f"{url}api/sessions", headers=headers), timeout=30)):
+        address = f"{url}api/sessions/{session['id']}"
+        urlopen(Request(address, headers=headers, method="DELETE"), timeout=30).close()
+
+
+def run_all(page, path):
+    """Clear the outputs, run all cells, and save until the file at `path` holds the result; its code cells."""
+    choose(page, "Edit", "Clear Outputs of All Cells")
+    choose(page, "Run", "Run All Cells")
+
+    def finished():
+        assert asked(page) == []
+        time.sleep(1)
+        page.keyboard.press("ControlOrMeta+s")
+        notebook = json.loads(path.read_text(encoding="utf-8") or "{}")
+        cells = [cell for cell in notebook.get("cells", []) if cell["cell_type"] == "code"]
+        errors = [out for cell in cells for out in cell["outputs"] if out["output_type"] == "error"]
+        assert errors == []
+        # a cell that is under way has no number yet
+        return [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)) and cells
+
+    return until(finished, f"{path.name} to run")
+
+
+@pytest.mark.parametrize("chapter", sorted(CHAPTERS))
+def test_the_first_notebook_of_a_chapter_opens_paired_and_runs(lab, chapter):
+    page, url, token, root = lab
+    notebook = f"notebooks/{CHAPTERS[chapter]}"
+    source = (root / f"{notebook}.py").read_text(encoding="utf-8")
+    open_notebook(page, url, token, notebook)
+    assert metadata_of(page, notebook)["jupytext"]["formats"] == "ipynb,py:percent"
+    assert run_all(page, root / f"{notebook}.ipynb")
+    assert (root / f"{notebook}.py").read_text(encoding="utf-8") == source
+
+
+def test_a_slider_moves_by_keyboard_and_the_figure_changes(lab):
+    page, url, token, root = lab
+    open_notebook(page, url, token, f"notebooks/{SLIDERS}")
+    run_all(page, root / f"notebooks/{SLIDERS}.ipynb")
+    slider, figure = page.get_by_role("slider").first, page.get_by_alt_text("the 95% interval of a pass rate")
+    slider.focus()
+    value, before = slider.get_attribute("aria-valuenow"), figure.get_attribute("src")
+    page.keyboard.press("ArrowRight")
+    until(lambda: figure.get_attribute("src") != before, "another figure")
+    assert float(slider.get_attribute("aria-valuenow")) > float(value)
+    page.keyboard.press("ArrowLeft")
+    until(lambda: figure.get_attribute("src") == before, "the first figure again")
