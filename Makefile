@@ -10,13 +10,14 @@ STAMP := .venv/.stamp
 PEERS := .venv-peers/bin/python
 PEERS_STAMP := .venv-peers/.stamp
 
-.PHONY: help figures test notebooks sweep sweep-check evaluate-api lab export reproduce bench bench-peers clean
+.PHONY: help figures test notebooks book sweep sweep-check evaluate-api lab export reproduce bench bench-peers clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
 	@echo "make test       run every check"
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
+	@echo "make book       make static pages of the notebooks, to read and search in a browser (.site/html)"
 	@echo "make sweep      run more seeds of more arms (ARGS='--help' says how)"
 	@echo "make sweep-check  make stored runs again and compare (ARGS='--draw 4': four of them)"
 	@echo "make evaluate-api  let a model behind an API play the gym (ARGS='--help' says how)"
@@ -60,6 +61,9 @@ notebooks: $(STAMP)
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --jobs $(JOBS) $(NOTEBOOKS)
 
+book: $(STAMP)
+	@$(RUN) -m tools.book
+
 sweep: $(STAMP)
 	@$(RUN) -m tools.sweep $(ARGS)
 
@@ -88,5 +92,5 @@ export: $(STAMP)
 	@$(RUN) -m tools.export
 
 clean:
-	rm -rf .venv .venv-peers .cache .pytest_cache .hypothesis .ruff_cache *.egg-info
+	rm -rf .venv .venv-peers .cache .site .pytest_cache .hypothesis .ruff_cache *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

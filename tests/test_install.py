@@ -15,7 +15,7 @@ from tools.notebooks import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["optional-dependencies"]
-PINS = [*PROJECT["dependencies"], *EXTRAS["cluster"], *(pin for pin in EXTRAS["dev"] if pin != "agentrl[cluster]")]
+PINS = [*PROJECT["dependencies"], *(pin for pins in EXTRAS.values() for pin in pins if not pin.startswith("agentrl["))]
 
 
 def test_conda_gets_python_pip_and_this_package_without_versions():

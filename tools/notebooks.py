@@ -1,6 +1,8 @@
 """Find and read the book's notebooks: the percent `.py` is the source, its `.ipynb` holds the outputs."""
 
 import os
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import jupytext
@@ -29,9 +31,14 @@ def section(path: Path, root: Path = ROOT) -> str:
     return path.relative_to(root / "notebooks").with_suffix("").as_posix()
 
 
+@cache
+def parse(text: str) -> NotebookNode:
+    return jupytext.reads(text, fmt=FORMAT)
+
+
 def read_source(path: Path) -> NotebookNode:
-    """The notebook in a percent `.py`."""
-    return jupytext.reads(path.read_text(encoding="utf-8"), fmt=FORMAT)
+    """The notebook in a percent `.py`, for the caller to change; the same text is parsed once only."""
+    return deepcopy(parse(path.read_text(encoding="utf-8")))
 
 
 def code_cells(notebook: NotebookNode) -> list[tuple[int, str]]:
