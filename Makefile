@@ -4,13 +4,15 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 JOBS ?= 2
 NOTEBOOKS ?=
+MODULES ?=
 
 RUN := .venv/bin/python
 STAMP := .venv/.stamp
 PEERS := .venv-peers/bin/python
 PEERS_STAMP := .venv-peers/.stamp
 
-.PHONY: help figures test notebooks book sweep sweep-check evaluate-api lab export reproduce bench bench-peers clean
+.PHONY: help figures test notebooks book sweep sweep-check evaluate-api lab export reproduce mutate bench bench-peers \
+  clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
@@ -22,6 +24,7 @@ help:
 	@echo "make sweep-check  make stored runs again and compare (ARGS='--draw 4': four of them)"
 	@echo "make evaluate-api  let a model behind an API play the gym (ARGS='--help' says how)"
 	@echo "make reproduce  train 40 steps with other threads, kernels and samplers, and compare"
+	@echo "make mutate     break the core on purpose and see that the unit tests notice (MODULES='ppo credit' for some)"
 	@echo "make bench      time a training step against the plain loop and the machine's matrix rate"
 	@echo "make bench-peers  time it beside TRL's GRPOTrainer (in an environment of its own)"
 	@echo "make export     write agentrl/ from the notebooks"
@@ -79,6 +82,10 @@ lab: $(STAMP)
 # Forty steps under each condition that must not matter; prints by how much parameters differ.
 reproduce: $(STAMP)
 	@$(RUN) -m tools.reproduce
+
+# Mutants of the core's modules whose code or tests have changed; JOBS at a time.
+mutate: $(STAMP)
+	@$(RUN) -m tools.mutate --jobs $(JOBS) $(ARGS) $(MODULES)
 
 # One training step against the plain loop and the machine's matrix rate; keep the machine quiet.
 bench: $(STAMP)

@@ -68,6 +68,7 @@ def test_a_penalty_multiplied_or_added_up_is_the_same_penalty():
 
 def test_the_threshold_lets_a_real_difference_through():
     assert group_advantages([0.0, 0.9 * NO_SPREAD], 2).tolist() == [0.0, 0.0]
+    assert group_advantages([0.0, NO_SPREAD], 2, std_normalize=False).tolist() == [-NO_SPREAD / 2, NO_SPREAD / 2]
     assert group_advantages([0.0, 1e-6], 2).tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
 
 

@@ -175,7 +175,7 @@ def test_notes_are_right_for_every_task():
 def test_wrong_values_are_refused():
     record = played(["test"])
     for keep_obs in (-1, 0.5, True):
-        with pytest.raises(ValueError, match="keep_obs"):
+        with pytest.raises(ValueError, match="^keep_obs="):
             context_view(*record, 1, keep_obs)
     with pytest.raises(ValueError, match="k=-1"):
         context_view(*record, -1)
@@ -425,6 +425,47 @@ def test_hooks_draw_what_the_default_draws():
     torch.testing.assert_close(advantages.sum(), whole.sum())
     with pytest.raises(ValueError, match="prompts_per_step=2.*the 1 tasks"):
         context_step(ACTOR, TASKS[:1], TOK, CFG, seeded())
+
+
+def test_settings_and_environments_reach_the_sampler():
+    made = []
+
+    def env_factory(cfg):
+        made.append(cfg)
+        return make_env(cfg)
+
+    cfg = replace(CFG, max_turns=2, temperature=0.5, fresh_names=False)
+    groups = context_groups(ACTOR, TASKS[:2], TOK, cfg, seeded(), env_factory, context=CONTEXTS["keep 0"])
+    assert [TOK.decode(traj.ids[1:7].tolist()) for traj in groups] == [TASKS[0].issue] * 3 + [TASKS[1].issue] * 3
+    assert made == [cfg] * 6 and max(traj.info["n_turns"] for traj in groups) == 2
+    for traj in groups:
+        sample = traj.samples[-1]
+        view = context_view(traj.ids.tolist(), traj.owner.tolist(), traj.turn.tolist(), len(traj.samples) - 1, 0)
+        assert sample.ids[: len(view)].tolist() == view and sample.info == traj.info and sample.tok is TOK
+        with torch.no_grad():
+            logp = (ACTOR(sample.ids[None])[0, :-1] / 0.5).log_softmax(-1).gather(1, sample.ids[1:, None])[:, 0]
+        torch.testing.assert_close(logp[sample.action_mask], sample.logp[sample.action_mask], rtol=0, atol=1e-12)
+    steps = context_step(ACTOR, TASKS[:2], TOK, cfg, seeded(), env_factory, CONTEXTS["keep 0"])  # all tasks there are
+    assert made == [cfg] * 12 and {TOK.decode(t.ids[1:7].tolist()) for t in steps} == {t.issue for t in TASKS[:2]}
+    seen = [sample.ids.tolist() for traj in steps for sample in traj.samples]
+    assert seen == [call_sample(traj, k, CONTEXTS["keep 0"]).ids.tolist() for traj in steps for k in (0, 1)]
+    evaluate_context(ACTOR, TASKS[:2], TOK, 1, seeded(), cfg, CONTEXTS["full"], env_factory)
+    assert made == [cfg] * 14
+
+
+@pytest.mark.parametrize("max_len, max_turns, more", [(48, 7, 0), (48, 8, 6), (47, 7, 1)])
+def test_uniforms_are_those_of_the_default_sampler_and_more_only_where_calls_may_outnumber_them(
+    max_len, max_turns, more
+):
+    model, rng = Scripted(len(TOK), d=16, n_layers=1, n_heads=2, d_mlp=16, max_len=max_len), seeded(1)
+    envs = [EditBudgetEnv() for _ in range(2)]
+    context_rollout_batch(model, envs, TASKS[:2], TOK, max_turns, 1.0, rng)
+    other = seeded(1)
+    for n in (max_len, more):
+        torch.rand(2, n, generator=other, dtype=torch.float64)
+    assert torch.equal(rng.get_state(), other.get_state())
+    with pytest.raises(ValueError, match="shorter|longer"):
+        context_rollout_batch(model, envs, TASKS[:1], TOK, max_turns, 1.0, rng)
 
 
 def test_tokens_read_by_hand():

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from agentrl.environment import EditBudgetEnv
 from agentrl.episodes import OWNER, Episode, collate, length_buckets, make_trajectory, pad_rows, take_rows
+from agentrl.rewards import make_reward
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
 
@@ -30,6 +31,32 @@ def test_owners_turns_and_mask_of_a_short_episode():
     assert traj.action_mask.tolist() == [code == OWNER["policy"] for code in expected[1:]]
     assert traj.logp[traj.action_mask].tolist() == [-0.5, -1.5, -2.5] * 2
     assert traj.logp[~traj.action_mask].abs().sum() == 0
+
+
+def test_rewards_add_up_and_numbers_are_of_double_precision():
+    env = EditBudgetEnv(reward=make_reward(step_penalty=0.25))
+    episode = Episode(env, TASK, TOK, 6, 256)
+    assert episode.reward == 0
+    for call in ("read", "edit fix_boundary", "submit"):
+        ids = TOK.encode(f"<call> {call} </call>")
+        episode.act(ids, [-0.1] * len(ids))
+    traj = make_trajectory(episode)
+    assert traj.reward == 0.25 and traj.info["hidden_pass"] and traj.tok is TOK
+    assert episode.actions == ["<call> read </call>", "<call> edit fix_boundary </call>", "<call> submit </call>"]
+    batch = collate([traj], TOK.pad_id)
+    assert traj.logp.dtype == batch["logp"].dtype == batch["reward"].dtype == torch.float64
+    assert traj.logp[traj.action_mask].unique().tolist() == [-0.1]
+
+
+def test_all_rows_of_a_record_are_of_one_length_and_only_calls_have_log_probabilities():
+    episode = played("read", "test")
+    assert len(episode.ids) == len(episode.owner) == len(episode.turn) == len(episode.logp)
+    assert all(logp == 0 or who == OWNER["policy"] for logp, who in zip(episode.logp, episode.owner, strict=True))
+    assert not episode.done
+
+
+def test_the_shortest_context_holds_the_prompt_and_one_call():
+    assert not played(max_len=13).done
 
 
 def test_the_token_that_ends_a_call_is_an_action():
@@ -84,12 +111,21 @@ def test_batches_hold_what_their_rows_hold(order, size):
             assert torch.equal(piece["action_mask"][b, : n - 1], traj.action_mask)
             assert not piece["action_mask"][b, n - 1 :].any()
             assert (piece["owner"][b, n:] == -1).all() and piece["reward"][b] == traj.reward
+            assert torch.equal(piece["owner"][b, :n], traj.owner) and torch.equal(piece["turn"][b, :n], traj.turn)
+            assert (piece["turn"][b, n:] == -1).all() and (piece["logp"][b, n - 1 :] == 0).all()
+            assert torch.equal(piece["logp"][b, : n - 1], traj.logp)
+            assert piece["logp"].shape == piece["action_mask"].shape == (len(rows), piece["ids"].shape[1] - 1)
     assert sorted(seen) == [0, 1, 2, 3]
 
 
 def test_pad_rows_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="row of 3.*width=2"):
         pad_rows([torch.zeros(3)], 2, 0)
+
+
+def test_buckets_hold_32_rows_and_keep_the_order_of_equal_lengths():
+    buckets = length_buckets(torch.tensor([7] * 70))
+    assert [bucket.tolist() for bucket in buckets] == [list(range(32)), list(range(32, 64)), list(range(64, 70))]
 
 
 def test_a_trajectory_shows_itself():

@@ -38,6 +38,10 @@ def test_masked_mean_by_hand_and_of_nothing():
     assert x.grad.eq(0).all()
 
 
+def test_the_mean_of_one_position_is_its_value():
+    assert masked_mean(torch.tensor([[3.0, 5.0]]), torch.tensor([[1, 0]])).item() == 3.0
+
+
 @given(seeds)
 @settings(deadline=None, max_examples=30)
 def test_loss_is_the_double_loop(seed):

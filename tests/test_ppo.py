@@ -68,6 +68,17 @@ def test_loss_and_clip_fraction_are_the_loops(mode, seed, clip):
     assert clip_fraction(logp, old, a, mask, clip).item() == pytest.approx(sum(bites) / max(len(bites), 1))
 
 
+def test_only_a_clip_that_stops_a_gradient_is_counted():
+    one = torch.ones(1, 4, dtype=torch.float64)
+    ratio = torch.tensor([[1.19, 1.21, 0.81, 0.79]], dtype=torch.float64)
+    for advantage, share in ((1.0, 0.25), (-1.0, 0.25), (0.0, 0.0)):  # the default clip is 0.2
+        assert clip_fraction(ratio.log(), 0 * one, advantage * one, one).item() == share
+    for advantage in (1.0, -1.0):  # at the very edge
+        assert clip_fraction(one, one, advantage * one, one, clip=0.0).item() == 0.0
+        assert gradient(one, one, advantage * one, one, 0.0)[1].ne(0).all()
+    assert clip_fraction(one, one, one, one).dtype == torch.float64
+
+
 @given(seeds)
 @settings(deadline=None, max_examples=30)
 def test_at_ratio_one_the_gradient_is_that_of_reinforce(seed):

@@ -20,12 +20,25 @@ def test_the_named_verdict_is_asked_and_only_at_submit():
     assert asked == ["hidden", "visible"]
 
 
-WRONG = [("step_penalty", -0.1), ("wrong_submit", 0.5), ("invalid_penalty", float("nan"))]
+def test_nothing_costs_anything_unless_said_otherwise():
+    reward = make_reward()
+    for tool in ("read", "test", "edit", "invalid"):
+        assert reward(tool, lambda kind: True) == 0
+    assert reward("submit", lambda kind: kind == "hidden") == 1 and reward("submit", lambda kind: False) == 0
+
+
+WRONG = [
+    ("step_penalty", -0.1),
+    ("step_penalty", float("inf")),
+    ("wrong_submit", 0.5),
+    ("wrong_submit", -float("inf")),
+    ("invalid_penalty", float("nan")),
+]
 
 
 @pytest.mark.parametrize("field, value", WRONG)
 def test_wrong_values(field, value):
-    with pytest.raises(ValueError, match=field):
+    with pytest.raises(ValueError, match=f"^{field}={value} must be a finite number"):
         make_reward(**{field: value})
 
 

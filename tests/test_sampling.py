@@ -72,6 +72,88 @@ def test_sample_next_inverts_the_cdf(logits, u):
     assert logp.item() == pytest.approx(logits.log_softmax(-1)[0, expected].item(), abs=1e-12)
 
 
+def test_a_word_ends_where_the_next_one_begins():
+    logits = torch.zeros(1, 4, dtype=torch.float64)
+    noise = [0.0, 0.25, 0.4, 0.5, 0.75, 0.99, 1.0]  # 1.0 stands for what rounding leaves above the last word
+    ids = [sample_next(logits, 1.0, torch.tensor([u], dtype=torch.float64))[0].item() for u in noise]
+    assert ids == [0, 1, 1, 2, 3, 3, 3]
+
+
+class Fair:
+    """A reader that finds all words equally likely, and keeps what it was given to read."""
+
+    def __init__(self, n_rows, made):
+        self.read = [[] for _ in range(n_rows)]
+        made.append(self)
+
+    def next_logits(self, new_ids):
+        for row, ids in new_ids.items():
+            self.read[row] += ids
+        return torch.zeros(len(new_ids), len(TOK), dtype=torch.float64)
+
+
+@pytest.fixture
+def readers():
+    """(a factory of fair readers, the readers that it has made)."""
+    made = []
+    return lambda model, n_rows: Fair(n_rows, made), made
+
+
+def test_the_nth_word_of_an_episode_is_chosen_by_its_nth_uniform(readers):
+    fair, made = readers
+    noise = torch.rand(3, 256, generator=seeded(), dtype=torch.float64)
+    trajs = rollout(fair, range(3), noise)
+    for n, traj in trajs.items():
+        said = traj.ids[1:][traj.action_mask]
+        assert len(said) > 12 and said.tolist() == (noise[n, : len(said)] * len(TOK)).long().tolist()
+        assert made[0].read[n] == traj.ids[: len(made[0].read[n])].tolist()  # all, once, in order
+
+
+def test_a_batch_draws_a_row_of_uniforms_in_double_precision_for_each_episode(readers):
+    fair, _ = readers
+    envs = [EditBudgetEnv() for _ in range(3)]
+    trajs = rollout_batch(MODEL, envs, TASKS[:3], TOK, 4, 1.0, seeded(5), reader=fair)
+    again = rollout(fair, range(3), torch.rand(3, MODEL.max_len, generator=seeded(5), dtype=torch.float64))
+    assert all(torch.equal(traj.ids, again[n].ids) for n, traj in enumerate(trajs))
+    with pytest.raises(ValueError, match="shorter|longer"):
+        rollout_batch(MODEL, envs, TASKS[:2], TOK, 4, 1.0, seeded())
+
+
+@pytest.mark.parametrize("sampler", [sample_groups, sample_step])
+def test_every_draw_is_from_the_generator_that_is_given(sampler):
+    state = torch.get_rng_state()
+    sampler(MODEL, TASKS[:3], TOK, RLConfig(group_size=2, max_turns=1, prompts_per_step=2), seeded())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_cache_forgets_rows_once_a_third_of_them_is_done():
+    reader = CachedReader(MODEL, 6)
+    reader.next_logits({row: [row + 1] for row in range(6)})
+    sizes = []
+    for rows in ((0, 1, 2, 4, 5), (1, 2, 4, 5), (1, 4, 5), (4, 5), (4,)):
+        logits = reader.next_logits({row: [7] for row in rows})
+        sizes.append((len(reader.rows), len(logits)))
+    assert [held for held, _ in sizes] == [6, 4, 4, 2, 1]
+
+
+def test_hooks_and_settings_reach_the_sampler(readers):
+    (fair, read), made = readers, []
+
+    def env_factory(cfg):
+        made.append(cfg)
+        return EditBudgetEnv(cfg.max_turns)
+
+    cfg = RLConfig(group_size=2, max_turns=2, prompts_per_step=3, temperature=0.5)
+    groups = sample_groups(MODEL, TASKS[:2], TOK, cfg, seeded(), env_factory, n=3, reader=fair)
+    assert made == [cfg] * 6 == [cfg] * len(groups) and [len(reader.read) for reader in read] == [6]
+    assert max(traj.info["n_turns"] for traj in groups) == 2
+    steps = sample_step(MODEL, TASKS, TOK, cfg, seeded(), env_factory, reader=fair)
+    assert made == [cfg] * 12 and len(steps) == 6 and [len(reader.read) for reader in read] == [6, 6]
+    traj = sample_groups(MODEL, TASKS[:1], TOK, cfg, seeded())[0]
+    logp = sequence_log_probs(MODEL, traj.ids[None], 0.5)[0]
+    torch.testing.assert_close(logp[traj.action_mask], traj.logp[traj.action_mask], rtol=0, atol=1e-12)
+
+
 def test_groups_are_contiguous_and_names_differ():
     cfg = RLConfig(group_size=3, max_turns=1)
     trajs = sample_groups(MODEL, TASKS[:2], TOK, cfg, seeded())

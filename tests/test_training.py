@@ -1,4 +1,5 @@
 from dataclasses import FrozenInstanceError, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +10,20 @@ from agentrl.advantages import compute_advantages
 from agentrl.aggregation import AGGREGATIONS
 from agentrl.environment import EditBudgetEnv, LoggedEnv, log_by_step, make_env
 from agentrl.episodes import collate
-from agentrl.model import TinyAgent
-from agentrl.sampling import sample_step
+from agentrl.model import TinyAgent, sequence_log_probs
+from agentrl.sampling import sample_groups, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, behavior_stats, evaluate, rl_update, train_rl
+from agentrl.training import (
+    RLConfig,
+    behavior_stats,
+    count_by_task,
+    evaluate,
+    group_batch,
+    heldout_stats,
+    rl_update,
+    train_rl,
+)
 
 TASKS = make_tasks("train")
 TOK = build_tokenizer(make_tasks("all"))
@@ -62,8 +72,6 @@ def test_equal_rewards_leave_the_policy_alone(batch):
 
 
 def test_an_update_makes_rewarded_episodes_likelier(batch):
-    from agentrl.model import sequence_log_probs
-
     cfg = replace(SMALL, minibatches=1)
     advantages = compute_advantages(batch, cfg)
     policy = tiny()
@@ -100,6 +108,138 @@ def test_counts_agree_with_rates():
     assert stats["pass_rate"] == stats["passes"] / 15 and stats["turns"] == stats["calls"] / 15
 
 
+def test_evaluation_plays_the_episodes_of_its_environments_and_lists_them_by_task():
+    made = []
+
+    def env_factory(cfg):
+        made.append(cfg)
+        return make_env(cfg)
+
+    stats = evaluate(tiny(), TASKS[:3], TOK, 5, torch.Generator().manual_seed(0), SMALL, env_factory)
+    trajs = sample_groups(tiny(), TASKS[:3], TOK, SMALL, torch.Generator().manual_seed(0), n=5)
+    assert made == [SMALL] * 15
+    assert stats == behavior_stats(trajs) | {"by_task": count_by_task(TASKS[:3], trajs)}
+
+
+def told(reward, n_tokens, mask, **info):
+    """A trajectory of which only the bookkeeping matters."""
+    return SimpleNamespace(reward=reward, ids=torch.zeros(n_tokens), action_mask=torch.tensor(mask), info=info)
+
+
+COUNTS = ("hidden_pass", "submitted", "n_turns", "n_reads", "n_tests", "n_edits", "n_invalid")
+TOLD = [
+    told(0.5, 10, [1, 1, 0], **dict(zip(COUNTS, (True, True, 5, 1, 2, 1, 1)))),
+    told(1.0, 20, [1, 0, 0], **dict(zip(COUNTS, (True, True, 4, 2, 0, 3, 0)))),
+    told(0.0, 30, [0, 0, 0], **dict(zip(COUNTS, (False, True, 3, 0, 7, 1, 0)))),
+    told(-0.5, 60, [1, 1, 0], **dict(zip(COUNTS, (False, False, 8, 0, 0, 2, 3)))),
+]
+
+
+def test_behaviour_by_hand():
+    assert behavior_stats(TOLD) == {
+        "episodes": 4,
+        "passes": 2,
+        "submits": 3,
+        "calls": 20,
+        "pass_rate": 0.5,
+        "submit_rate": 0.75,
+        "reward": 0.25,
+        "reads": 0.75,
+        "tests": 2.25,
+        "edits": 1.75,
+        "turns": 5.0,
+        "malformed": 0.2,
+        "tokens": 30.0,
+        "policy_tokens": 1.25,
+    }
+
+
+def test_counts_by_task_by_hand():
+    names = ("passes", "submits", "calls", "reads", "tests", "edits", "malformed")
+    assert count_by_task(TASKS[:2], TOLD) == [
+        {"task": TASKS[0].name, "episodes": 2} | dict(zip(names, (2, 2, 9, 3, 2, 4, 1))),
+        {"task": TASKS[1].name, "episodes": 2} | dict(zip(names, (0, 1, 11, 0, 7, 3, 3))),
+    ]
+    assert heldout_stats(TASKS[:2], TOLD) == behavior_stats(TOLD) | {"by_task": count_by_task(TASKS[:2], TOLD)}
+
+
+def test_an_update_is_the_plain_loop(batch):
+    """Two epochs of three minibatches without buckets: every third row, whole, in order, the norm cut."""
+    cfg = replace(SMALL, epochs=2, minibatches=3, bucket_size=2, max_grad_norm=0.05, temperature=0.7, clip=0.1)
+    advantages = compute_advantages(batch, cfg)
+    after, stats = updated(batch, cfg)
+    policy, norms, shares = tiny(), [], []
+    for first in (0, 1, 2, 0, 1, 2):
+        rows = list(range(first, 8, 3))
+        mask, a = batch["action_mask"][rows], advantages[rows]
+        logp = sequence_log_probs(policy, batch["ids"][rows], cfg.temperature)
+        ratio = (logp - batch["logp"][rows]).exp()
+        loss = -torch.minimum(ratio * a, ratio.clamp(0.9, 1.1) * a)[mask].mean()
+        grads = torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True)
+        grads = [g if g is not None else torch.zeros_like(p) for g, p in zip(grads, policy.parameters())]
+        norms.append(torch.cat([g.flatten() for g in grads]).norm().item())
+        still = ((a > 0) & (ratio > 1.1)) | ((a < 0) & (ratio < 0.9))
+        shares.append(still[mask].double().mean().item())
+        with torch.no_grad():
+            for p, g in zip(policy.parameters(), grads):
+                p -= 0.1 * g * min(1.0, 0.05 / (norms[-1] + 1e-6))
+    vector = torch.nn.utils.parameters_to_vector(policy.parameters())
+    torch.testing.assert_close(after, vector.detach(), rtol=0, atol=1e-12)
+    assert 0 < sum(shares) / 6 == pytest.approx(stats["clip_fraction"])
+    assert min(norms) > 0.05 and sum(norms) / 6 == pytest.approx(stats["grad_norm"])
+    assert stats.keys() == {"clip_fraction", "grad_norm"}
+
+
+def test_training_is_adam_on_what_its_hooks_give():
+    """Three steps by hand: one generator, an optimiser that remembers, and the hooks in the order of their use."""
+    cfg, seen = replace(SMALL, seed=3, lr=0.01), []
+
+    def sample(policy, tasks, tok, given, generator, env_factory):
+        seen.append(("sample", tasks, tok, given, env_factory))
+        return sample_step(policy, tasks, tok, given, generator, env_factory)
+
+    def prepare(trajs, tok, given):
+        seen.append(("prepare", tok, given))
+        batch, _ = group_batch(trajs, tok, given)
+        return batch, made_up(batch)
+
+    def made_up(batch):
+        return torch.linspace(-1, 1, batch["action_mask"].numel(), dtype=torch.float64).view(batch["logp"].shape)
+
+    def factory(cfg):
+        return make_env(cfg)
+
+    policy = tiny()
+    history = train_rl(policy, TASKS, TOK, cfg, 3, factory, sample, prepare)
+    assert seen == [("sample", TASKS, TOK, cfg, factory), ("prepare", TOK, cfg)] * 3
+    plain, rows, generator = tiny(), [], torch.Generator().manual_seed(3)
+    opt = torch.optim.Adam(plain.parameters(), lr=0.01, eps=1e-5)
+    for step in range(3):
+        trajs = sample_step(plain, TASKS, TOK, cfg, generator)
+        batch = collate(trajs, TOK.pad_id)
+        rows.append({"step": step} | behavior_stats(trajs) | rl_update(plain, opt, batch, made_up(batch), cfg))
+    assert history == [pytest.approx(row) for row in rows]
+    weights, expected = (torch.nn.utils.parameters_to_vector(p.parameters()) for p in (policy, plain))
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-9)
+
+
+def test_forty_steps_of_group_advantages_unless_said_otherwise(batch):
+    def sample(*_):
+        return trajs
+
+    trajs = sample_step(tiny(), TASKS[:1], TOK, replace(SMALL, prompts_per_step=1), torch.Generator().manual_seed(0))
+    history = train_rl(tiny(), TASKS, TOK, replace(SMALL, minibatches=1), sample=sample)
+    assert [row["step"] for row in history] == list(range(40))
+    ours, advantages = group_batch(trajs, TOK, SMALL)
+    assert all(torch.equal(value, ours[name]) for name, value in collate(trajs, TOK.pad_id).items())
+    assert torch.equal(advantages, compute_advantages(ours, SMALL))
+
+
+def test_the_edge_of_what_is_allowed():
+    RLConfig(prompts_per_step=1, max_turns=1, epochs=1, minibatches=1, bucket_size=1, group_size=2, max_edits=0, seed=0)
+    assert RLConfig(temperature=1e-3, clip=1e-3, lr=1e-9, max_grad_norm=1e-3).lr == 1e-9
+
+
 def test_any_environment_may_be_trained_on():
     class Generous(EditBudgetEnv):
         def step(self, action):
@@ -114,6 +254,10 @@ def test_any_environment_may_be_trained_on():
 @pytest.mark.parametrize(
     "field, value",
     [
+        ("prompts_per_step", 0),
+        ("epochs", 0),
+        ("max_grad_norm", 0.0),
+        ("lr", float("inf")),
         ("max_turns", 0),
         ("max_turns", 2.0),
         ("max_turns", True),

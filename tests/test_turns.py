@@ -161,6 +161,8 @@ def test_what_does_not_fit_is_refused():
         turn_advantages(x, x, ones, torch.zeros(2, 4, dtype=torch.long), 1.0, 1.0)
     with pytest.raises(ValueError, match="turn -1 at the kept column 0 of row 1"):
         call_starts(ones, torch.tensor([[0, 0, 1], [-1, 0, 0]]))
+    with pytest.raises(ValueError, match="turn -3 at the kept column 1 of row 0, after turn -1"):
+        call_starts(torch.tensor([[0, 1]]), torch.tensor([[4, -3]]))
     with pytest.raises(ValueError, match="turn 0 at the kept column 2 of row 0, after turn 1"):
         call_starts(ones, torch.tensor([[0, 1, 0], [0, 0, 0]]))
     with pytest.raises(ValueError, match="in row 0, column 1, where mask is not set"):

@@ -27,6 +27,11 @@ def test_by_hand(mask_type):
     assert masked_whiten(x, mask).tolist() == [[-1.0, 0.0, 0.0, 1.0]]
 
 
+def test_two_kept_positions_are_enough():
+    white = masked_whiten(torch.tensor([[2.0, 9.0, 6.0]], dtype=torch.float64), torch.tensor([[1, 0, 1]]))
+    assert white.tolist() == [pytest.approx([-math.sqrt(0.5), 0.0, math.sqrt(0.5)])]
+
+
 @given(seed=seeds, garbage=st.sampled_from(GARBAGE))
 @settings(deadline=None, max_examples=60)
 def test_mean_and_deviation_over_kept_positions_whatever_the_others_hold(seed, garbage):
