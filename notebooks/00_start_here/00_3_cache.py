@@ -22,6 +22,9 @@
 #
 # The work is done by joblib's `Memory`, a well-kept memoiser, and by `filelock`. What we add is a key that
 # knows about code, and a checksum.
+#
+# **Time** 20 min. **Assumes** no other section. **Afterwards you can** keep the result of a slow function
+# on disk, and say which edits of code or damage to a file make it run again.
 
 # %%
 #@save cache

@@ -19,6 +19,9 @@
 # little Python functions with one bug each. The agent may apply one of five named edits. We will see that
 # each edit undoes one bug, that the best edit chosen without looking repairs one held-out function in five,
 # and that everything an agent needs stands in the 23 to 29 words that `read` shows.
+#
+# **Time** 15 min. **Assumes** no other section. **Afterwards you can** read a broken function, name the one
+# edit that repairs it, and compute what the best blind guess would pass.
 
 # %%
 #@save tasks

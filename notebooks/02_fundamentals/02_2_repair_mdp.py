@@ -20,6 +20,9 @@
 # any error. We will see the best policy, the exact cost of a call at which it gives up, which assumptions
 # move that cost, and why a beginner gives up far earlier. Later sections can then tell what training misses
 # from what cannot be had.
+#
+# **Time** 30 min. **Assumes** [2.1](02_1_repair_tasks.ipynb). **Afterwards you can** solve a small decision
+# process by value iteration, and give the exact cost of a call at which the best agent gives up.
 
 # %%
 #@save mdp

@@ -19,6 +19,9 @@
 # training can look at tokens that were never sampled; section 5.4 shows how that goes wrong. Our tokenizer
 # has one token for each word, so the way back is unique. We will see the whole vocabulary, a round trip, and
 # what happens to a word that is not in it.
+#
+# **Time** 5 min. **Assumes** [2.1](../02_fundamentals/02_1_repair_tasks.ipynb). **Afterwards you can** turn
+# a task into ids and back without loss, and say what becomes of a word that is not in the vocabulary.
 
 # %%
 #@save tokenizer

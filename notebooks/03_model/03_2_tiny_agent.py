@@ -19,6 +19,9 @@
 # naively, an episode of T tokens costs T forward passes over up to T tokens. A key/value cache makes each
 # token pass through the network once. We build both, on numbers small enough to print, and see that they give
 # the same logits to rounding.
+#
+# **Time** 15 min. **Assumes** [3.1](03_1_tokenizer.ipynb). **Afterwards you can** write attention with and
+# without a key/value cache, and show that both give the same logits for rows of different lengths.
 
 # %%
 #@save model

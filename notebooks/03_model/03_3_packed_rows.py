@@ -19,6 +19,9 @@
 # the network multiplies is filling. And of the rest, training wants the log-probabilities of the policy's own
 # tokens only, three in ten. This section computes those and nothing else, and shows that they are the same
 # numbers. Section 9.5 measures what it saves.
+#
+# **Time** 5 min. **Assumes** [3.2](03_2_tiny_agent.ipynb). **Afterwards you can** put rows of different
+# lengths through the network without filling, and count the operations that this saves.
 
 # %%
 #@save packing

@@ -19,6 +19,9 @@
 # that says something else. So it stands in one place: a function of the call that was made and of the
 # verdict. We build it, price a few episodes by hand, and see how a cost for each call changes which of them
 # is best.
+#
+# **Time** 5 min. **Assumes** [4.1](04_1_isolated_tests.ipynb). **Afterwards you can** price any episode
+# from its calls and its verdict, and find the cost at which giving up beats an attempt.
 
 # %%
 #@save rewards

@@ -19,6 +19,10 @@
 # `submit`), gets an observation for each, and is paid at the end. The environment speaks Gymnasium's
 # interface and passes its checker. We will walk through an episode by hand and throw rubbish at it: any
 # string is at worst a wasted turn.
+#
+# **Time** 15 min. **Assumes** [3.1](../03_model/03_1_tokenizer.ipynb), [4.1](04_1_isolated_tests.ipynb),
+# [4.2](04_2_rewards.ipynb). **Afterwards you can** step through an episode in Gymnasium's interface, and
+# say what each call returns and what ends the episode.
 
 # %%
 #@save environment

@@ -20,6 +20,9 @@
 # shows them. So before there is anything to train, here are two views of a trajectory: a coloured one for
 # notebooks and a plain one for terminals. Section 5.2 gives them to the `Trajectory` class, which then
 # shows itself.
+#
+# **Time** 15 min. **Assumes** no other section. **Afterwards you can** read off a coloured row who wrote
+# each token and which predictions are trained on, and spot a shifted mask.
 
 # %%
 #@save display

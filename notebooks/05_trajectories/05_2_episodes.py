@@ -19,6 +19,10 @@
 # template between them. Only the policy's tokens are actions. This section builds the record that keeps them
 # apart, with the very ids that were sampled, the log-probabilities at which they were sampled, and a mask
 # over *predicted* positions. All of training rests on it.
+#
+# **Time** 10 min. **Assumes** [4.3](../04_environment/04_3_bugfix_env.ipynb), [5.1](05_1_token_view.ipynb).
+# **Afterwards you can** record an episode with owners, sampled ids and an action mask, put several into a
+# batch, and point out its actions.
 
 # %%
 #@save episodes

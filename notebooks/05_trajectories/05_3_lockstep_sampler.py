@@ -19,6 +19,10 @@
 # careful. This section samples in batches such that an episode's tokens depend on its task, the policy, and
 # its own row of random numbers, and on nothing else. We write it twice, with a full forward pass for every
 # token and with the cache of section 3.2, and see the same tokens come out.
+#
+# **Time** 10 min. **Assumes** [3.2](../03_model/03_2_tiny_agent.ipynb), [5.2](05_2_episodes.ipynb).
+# **Afterwards you can** sample a batch in which each episode depends on its own random numbers only, and
+# test that by changing its company.
 
 # %%
 #@save sampling

@@ -20,6 +20,9 @@
 # vLLM project's blog, October 2025). On a tokenizer that is small enough to list everything, we will see what
 # it does to probabilities, to importance ratios, to masks, to the gradient and to the prefix of a chat, and
 # why the episodes of section 5.2 keep ids.
+#
+# **Time** 15 min. **Assumes** [5.2](05_2_episodes.ipynb). **Afterwards you can** list the ids that one text
+# can come from, and compute how encoding it again moves ratio, mask and gradient.
 
 # %% [markdown]
 # ## A tokenizer with two minds

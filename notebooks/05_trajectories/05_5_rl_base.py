@@ -20,6 +20,10 @@
 # on purpose *imperfect* ones: some submit at once, some edit blindly, some dither until the turns are used
 # up, and some read. The result, the RL base, passes about one episode in five. Everything later starts from
 # it.
+#
+# **Time** 15 min. **Assumes** [3.3](../03_model/03_3_packed_rows.ipynb),
+# [5.3](05_3_lockstep_sampler.ipynb). **Afterwards you can** write imperfect demonstrations, clone them, and
+# measure whether the result has what reinforcement learning needs.
 
 # %%
 #@save base

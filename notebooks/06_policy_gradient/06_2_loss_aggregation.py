@@ -20,6 +20,9 @@
 # use. They train different things, as two episodes of 1 and 9 tokens show by hand. All three come with a
 # trap: averages do not survive the splitting of a batch into pieces that fit into memory. Weights that are
 # computed once, on the whole minibatch, do.
+#
+# **Time** 10 min. **Assumes** [6.1](06_1_gradient_and_mask.ipynb). **Afterwards you can** give each token
+# its weight under three averages, and cut a minibatch into pieces without changing its gradient.
 
 # %%
 #@save aggregation

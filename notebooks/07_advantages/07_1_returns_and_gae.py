@@ -20,6 +20,10 @@
 # for rows in which the policy's tokens are interleaved with observations. Everything hangs on one rule:
 # time passes when the *policy* writes a token. Let it pass during observations too, and a long answer from
 # a tool silently takes the credit away from the call that asked for it.
+#
+# **Time** 20 min. **Assumes** [5.5](../05_trajectories/05_5_rl_base.ipynb),
+# [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb). **Afterwards you can** compute returns and GAE
+# by hand on a row with observations, and show that a longer observation changes no advantage.
 
 # %%
 #@save credit

@@ -20,6 +20,10 @@
 # that a bad critic? We build one, then measure how much *anybody* could have known at each call, and find
 # three reasons: at the first call nobody can know, later one must know whether the edit was right, and 480
 # episodes are few to learn that from.
+#
+# **Time** 20 min. **Assumes** [5.5](../05_trajectories/05_5_rl_base.ipynb),
+# [7.1](07_1_returns_and_gae.ipynb). **Afterwards you can** fit a critic, measure its explained variance on
+# new episodes, and estimate the most that any critic could explain.
 
 # %%
 #@save critic

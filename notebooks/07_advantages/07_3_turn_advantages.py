@@ -20,6 +20,9 @@
 # time passes once a call: rewards are summed over the call, the critic is asked at its start, and all its
 # tokens share one advantage. We build it on top of the token-level function, prove two identities, and
 # compute how far credit reaches at the usual λ = 0.95: six calls or twenty.
+#
+# **Time** 15 min. **Assumes** [7.1](07_1_returns_and_gae.ipynb), [7.2](07_2_critic.ipynb). **Afterwards you
+# can** compute one advantage for each call, and say after how many calls credit has faded at a given λ.
 
 # %%
 #@save turns

@@ -20,6 +20,10 @@
 # compares at a finer grain as well: calls that different episodes made in exactly the same state form a
 # group of their own. This section finds such groups, computes the advantage they give, and counts on real
 # episodes how many calls have anybody to be compared with.
+#
+# **Time** 15 min. **Assumes** [5.5](../05_trajectories/05_5_rl_base.ipynb),
+# [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb). **Afterwards you can** group calls by the state
+# that they were made in, and count how many have another one to be compared with.
 
 # %%
 #@save step_groups

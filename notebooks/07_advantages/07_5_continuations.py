@@ -20,6 +20,10 @@
 # VinePPO's answer (Kazemnejad et al. 2024). It is right on average whatever the network believes, and it
 # costs environment steps. This section takes exact snapshots, samples from all of them together, checks the
 # estimate where the true value can be summed up, and says what it costs.
+#
+# **Time** 15 min. **Assumes** [5.5](../05_trajectories/05_5_rl_base.ipynb). **Afterwards you can** copy an
+# episode halfway, estimate the value of its state with a standard error, and count the environment steps
+# that this took.
 
 # %%
 #@save continuations
@@ -332,7 +336,7 @@ for place, draws in enumerate(few[:-1].tolist()):
     beside = pd.Series(draws).groupby(draws).cumcount()                 # equal estimates side by side
     ax.scatter(place + 0.07 + 0.035 * beside, draws, s=9, color=SPARE_COLORS[1], linewidths=0)
 ax.errorbar(x, value[:-1], 1.96 * error[:-1], fmt='-o', color='black', markersize=4, capsize=3, linewidth=1.5)
-ax.text(0.35, few[0].median(), '20 estimates, each by\n9 continuations', color='#2A7A70', va='center')
+ax.text(0.42, few[0].median() - 0.12, '20 estimates, each by\n9 continuations', color='#2A7A70', va='center')
 ax.text(0.85, value[1] + 0.03, '512 continuations,\n95% interval', ha='right', va='center')
 ax.set(xticks=x, xticklabels=words, xlabel='before this call')
 ax.set(ylabel='probability to pass', ylim=(-0.03, 1.05))

@@ -21,6 +21,10 @@
 # call of real episodes can be measured to within a few hundredths, and each method can be asked for its
 # opinion of the same call again and again. We will see which methods are noisy, which are biased, which of
 # the biases matter, what each costs, and why it is so hard to unlearn a useless `test`.
+#
+# **Time** 35 min. **Assumes** [7.1](07_1_returns_and_gae.ipynb) to [7.5](07_5_continuations.ipynb).
+# **Afterwards you can** separate noise from bias in an estimate of credit, and say which part of the bias
+# training follows.
 
 # %%
 #@save credit_lab
@@ -649,8 +653,8 @@ for ax, panel in zip(axes.flat, PANELS):
 for ax in axes[-1]:
     ax.set_xlabel('advantage (units of reward)')
 example = by_kind.set_index(['cost', 'panel', 'method']).loc[(0.05, 'submit repaired', 'outcome')]
-for column, name in (('estimate', 'it says'), ('follows', 'training follows')):
-    axes[0, 2].text(example[column], len(COLORS) - 0.75, name, ha='center', va='bottom', fontsize='small')
+for column, name, side in (('estimate', 'it says', 'center'), ('follows', 'training follows', 'right')):
+    axes[0, 2].text(example[column], len(COLORS) - 0.75, name, ha=side, va='bottom', fontsize='small')
 fig.suptitle('Five methods on eight kinds of call at cost 0.05 '
              '(line: the truth; bar: one deviation of an estimate)')
 save_figure(fig, '07_6_credit_lab', by_kind)

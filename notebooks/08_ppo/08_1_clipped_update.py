@@ -21,6 +21,10 @@
 # direction that the advantage asks for. We work through the four cases by hand, find the places where the
 # gradient is exactly zero, see what the clip does not prevent, and why the temperature belongs to the
 # log-probability.
+#
+# **Time** 15 min. **Assumes** [6.2](../06_policy_gradient/06_2_loss_aggregation.ipynb). **Afterwards you
+# can** say for any ratio and advantage whether the clipped loss has a gradient, and name what the clip does
+# not bound.
 
 # %%
 #@save ppo
@@ -214,7 +218,7 @@ for sign, colour, flat, label in styles:
     ax.plot([0, 2], [0, 2 * sign], color=colour, linewidth=1, linestyle=':')
     ax.plot(grid, curves[sign], color=colour)
     ax.plot(flat, [(1 + 0.2 * sign) * sign] * 2, color=colour, linewidth=5)
-    ax.text(*label, f'A = {sign:+d}: no gradient here', color=colour)
+    ax.text(*label, f'A = {sign:+d}: no gradient here'.replace('-', '−'), color=colour)
 ax.text(1.5, 1.72, 'without the clip', ha='right', color='#333333', fontsize='small')
 ax.set(xlabel='ratio of new to old probability', ylabel='objective for one token', xlim=(0, 2),
        xticks=(0, 0.5, 0.8, 1, 1.2, 1.5, 2))

@@ -20,6 +20,10 @@
 # collected. We take the clipped value loss apart in the same way as the clipped objective (8.1): cases by
 # hand, where the gradient is exactly zero, and what it does to a critic whose returns are large. It is a
 # habit more than a theorem, and the evidence for it is mixed.
+#
+# **Time** 10 min. **Assumes** [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb),
+# [8.1](08_1_clipped_update.ipynb). **Afterwards you can** find where the clipped value loss has no
+# gradient, and predict how larger returns slow the critic down.
 
 # %%
 #@save value

@@ -21,6 +21,10 @@
 # episodes of lengths 1 and 9, on which side of zero real episodes end up, and how much of it reaches the
 # gradient: next to nothing under a mean over tokens, a push toward short episodes under a mean over
 # episodes.
+#
+# **Time** 20 min. **Assumes** [5.5](../05_trajectories/05_5_rl_base.ipynb),
+# [6.2](../06_policy_gradient/06_2_loss_aggregation.ipynb). **Afterwards you can** centre a batch over
+# tokens or over episodes, and predict on which side of zero a short episode ends up in each.
 
 # %%
 #@save whitening

@@ -21,6 +21,10 @@
 # to ten, and tokens clipped before any update, when one of them forgets the temperature; and what happens
 # when *both* forget it: all ratios are 1, nothing looks wrong, and rewards that carry no information change
 # the policy.
+#
+# **Time** 15 min. **Assumes** [8.1](08_1_clipped_update.ipynb), [8.3](08_3_whitening.ipynb). **Afterwards
+# you can** tell from ratios before any update that one side forgot the temperature, and name the case in
+# which ratios show nothing.
 
 # %%
 import pandas as pd
@@ -203,11 +207,11 @@ for value, colour, marker in ((-1, SPARE_COLORS[0], 'v'), (1, SPARE_COLORS[1], '
     hit = part[part['clipped']]
     ax.scatter(hit['probability at 0.5'], hit['ratio'], s=46, marker=marker, color=colour)
 ax.set(xlabel='probability of the sampled token at temperature 0.5', ylabel='ratio when scored at 1',
-       yscale='log', xlim=(-0.02, 1.02), ylim=(0.55, 12), yticks=(0.8, 1, 1.2, 2, 5, 10),
+       yscale='log', xlim=(-0.02, 1.02), ylim=(0.45, 12), yticks=(0.8, 1, 1.2, 2, 5, 10),
        yticklabels=(0.8, 1, 1.2, 2, 5, 10))
 ax.minorticks_off()
 ax.text(0.5, 1, 'inside the clip range', va='center', color='#555555', fontsize='small')
-ax.text(0.99, 0.6, 'large and filled: clipped before any update', ha='right', color='#333333')
+ax.text(0.99, 0.5, 'large and filled: clipped before any update', ha='right', color='#333333')
 ax.text(0.99, 6, '▲ advantage > 0', ha='right', color='#1F7A70')
 ax.text(0.99, 4.7, '▼ advantage < 0', ha='right', color=SPARE_COLORS[0])
 save_figure(fig, '08_4_ratio_at_the_wrong_temperature', points)

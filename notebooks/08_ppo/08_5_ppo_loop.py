@@ -19,6 +19,10 @@
 # thirty lines. We watch one batch being used for six steps and see the ratios leave 1, then train the
 # starting policy for a few steps and look at what the loop reports about itself. The chapters after this one
 # drop the critic (9.2) or give it another clock (12.2), and keep the rest.
+#
+# **Time** 10 min. **Assumes** [7.2](../07_advantages/07_2_critic.ipynb), [8.1](08_1_clipped_update.ipynb)
+# to [8.3](08_3_whitening.ipynb). **Afterwards you can** write an update of several epochs with a critic,
+# and read its KL, clipped share and explained variance.
 
 # %%
 from types import SimpleNamespace

@@ -20,6 +20,10 @@
 # critic is needed. It also divides by the group's standard deviation. We compute both by hand, see which
 # groups teach nothing, which rounding error could make them teach nonsense, and what the division hides: the
 # size of a penalty.
+#
+# **Time** 15 min. **Assumes** [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb). **Afterwards you
+# can** compute the advantages of a group, say which groups teach nothing, and give the factor by which a
+# deviation scales them.
 
 # %%
 #@save advantages

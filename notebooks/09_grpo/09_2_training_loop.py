@@ -19,6 +19,11 @@
 # twenty lines. We will train the RL base for a few steps, watch what it *does* and not only what it earns,
 # and check that the gradient does not depend on how a batch is cut. The full runs, forty steps each, are in
 # chapter 12.
+#
+# **Time** 15 min. **Assumes** [5.5](../05_trajectories/05_5_rl_base.ipynb),
+# [8.1](../08_ppo/08_1_clipped_update.ipynb), [9.1](09_1_group_advantages.ipynb). **Afterwards you can** run
+# GRPO on a configuration of your own, and check that its first ratio is 1 and that cutting a batch changes
+# nothing.
 
 # %%
 #@save training

@@ -20,6 +20,9 @@
 # Arms that the same function trains form a *study*. The sections, the tests and the tables read the arms from
 # one place. We also store what a run gave, as tidy rows a seed and arm, so that a table can be drawn again
 # without training.
+#
+# **Time** 15 min. **Assumes** [9.2](09_2_training_loop.ipynb). **Afterwards you can** add an experiment in
+# one line, train it on several seeds, and say what makes a stored run out of date.
 
 # %%
 #@save arms

@@ -20,6 +20,10 @@
 # purpose: each training task keeps its own function name, and the name stands in the prompt. We will see an
 # agent that leaves the leak alone, and one whose training curve looks like success while its held-out pass
 # rate tells another story.
+#
+# **Time** 5 min. **Assumes** [4.1](../04_environment/04_1_isolated_tests.ipynb), [9.3](09_3_arms.ipynb).
+# **Afterwards you can** open a leak in the tasks, and tell by held-out pass rates whether an agent has
+# learned the task or the leak.
 
 # %%
 import pandas as pd
@@ -74,7 +78,10 @@ save_table(table, '09_4_fixed_names')
 table.round(3)
 
 # %%
+import matplotlib.pyplot as plt
+
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 labels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}
 fig = plot_panels(history, arms, labels, 'A leaking name: three seeds (line: mean, band: seed range)')
 save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', *labels]])

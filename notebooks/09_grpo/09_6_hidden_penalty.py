@@ -20,6 +20,10 @@
 # failing has many such groups. We see it by hand in a group of four; in the first training batch, where a
 # cost of 0.05 turns the gradient nearly as far as one of 0.3; and in training runs with and without the
 # division. We also ask what the smaller gradient without it changes, given that Adam rescales it anyway.
+#
+# **Time** 10 min. **Assumes** [9.1](09_1_group_advantages.ipynb), [9.3](09_3_arms.ipynb). **Afterwards you
+# can** say in which groups two costs give the same advantages, and measure how far a small one turns the
+# gradient.
 
 # %%
 import pandas as pd
@@ -193,7 +197,10 @@ differences = {with_std: (runs.loc[with_std] - runs.loc[without]).agg(with_inter
 pd.DataFrame(differences).rename_axis('divided minus not divided')
 
 # %%
+import matplotlib.pyplot as plt
+
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 labels = {'pass_rate': 'pass rate', 'turns': 'calls an episode', 'tests': 'tests an episode',
           'grad_norm': 'norm of the gradient'}
 shown = ['default', 'penalty 0.05', 'penalty 0.05, no std']

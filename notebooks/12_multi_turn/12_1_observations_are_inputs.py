@@ -23,6 +23,10 @@
 # The questions of this chapter, and the values labelled *book*, are those of chapter 12 of the tutorial book
 # on agent RL at agent-rl.tacetai.com. Text, code and measurements are ours; the book's weights and tasks are
 # not public, so we compare findings, not digits.
+#
+# **Time** 10 min. **Assumes** [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb),
+# [9.2](../09_grpo/09_2_training_loop.ipynb). **Afterwards you can** measure which positions of an episode
+# carry gradient, and show that an observation has influence without being trained on.
 
 # %%
 import pandas as pd

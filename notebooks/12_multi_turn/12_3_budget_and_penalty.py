@@ -19,6 +19,10 @@
 # training finds. We train four arms that differ in one of them and look at what each agent *does*: how often
 # it reads, tests and edits. One arm keeps a useless habit, one drops it, one gives up altogether, and one
 # never learns to look.
+#
+# **Time** 10 min. **Assumes** [2.2](../02_fundamentals/02_2_repair_mdp.ipynb),
+# [9.3](../09_grpo/09_3_arms.ipynb). **Afterwards you can** compute what an attempt is worth at a given
+# cost, and say which of four behaviours training finds there.
 
 # %%
 import pandas as pd
@@ -88,7 +92,10 @@ runs[shown].round(3)
 # ## Figure 12.2: how they got there
 
 # %%
+import matplotlib.pyplot as plt
+
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}
 fig = plot_panels(history, FOUR, labels, 'Figure 12.2  Four arms, three seeds (line: mean, band: seed range)')

@@ -19,6 +19,10 @@
 # or summarise what they have seen. That changes the *input* of the policy, and with it what training must
 # do: a call has to be scored in the very context in which it was sampled. We build a sampler that takes a
 # context policy as an argument, check its laws one by one, and draw what the agent sees under each of them.
+#
+# **Time** 30 min. **Assumes** [5.2](../05_trajectories/05_2_episodes.ipynb),
+# [9.2](../09_grpo/09_2_training_loop.ipynb). **Afterwards you can** write a context policy, show what each
+# call sees under it, and test that tokens are scored where they were sampled.
 
 # %%
 #@save context

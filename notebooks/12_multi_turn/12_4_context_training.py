@@ -20,6 +20,10 @@
 # the full history and mask it later? And what does a shorter context save, and cost, once the policy was
 # trained for it? We will see every run pass in the context it was trained in, some fail badly elsewhere,
 # and masking halve the tokens that an agent reads.
+#
+# **Time** 25 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb), [12.4](12_4_context_management.ipynb).
+# **Afterwards you can** read a cross table of training and deployment contexts, and tell tokens saved from
+# tokens that a prefix cache had spared anyway.
 
 # %%
 #@save context_study

@@ -20,6 +20,10 @@
 # training removes malformed calls by itself, and what makes it remove them: a price, a tight budget of
 # turns, or the early end. The answer to the middle question decides how much of a run's turns go to rubbish
 # without anybody noticing, because nothing in the reward speaks of it.
+#
+# **Time** 15 min. **Assumes** [4.3](../04_environment/04_3_bugfix_env.ipynb),
+# [9.3](../09_grpo/09_3_arms.ipynb). **Afterwards you can** measure the share of malformed calls, explain
+# why nothing in the reward removes them, and compare three cures by their seeds.
 
 # %%
 #@save tool_errors

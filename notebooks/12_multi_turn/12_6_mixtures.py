@@ -20,6 +20,10 @@
 # one call. We will mix them half and half and see who pays for what. Half of the episodes is not half of the
 # loss: a single-turn episode has four tokens of the policy, a multi-turn episode three times as many, and
 # how the loss is averaged (section 6.2) decides which format the gradient hears.
+#
+# **Time** 20 min. **Assumes** [6.2](../06_policy_gradient/06_2_loss_aggregation.ipynb),
+# [12.5](12_5_tool_errors.ipynb). **Afterwards you can** compute from counts of tokens which share of the
+# loss each format gets, and compare it with the share of the signal.
 
 # %%
 #@save mixture
@@ -406,7 +410,10 @@ runs.round(3)
 # of the signal.
 
 # %%
+import matplotlib.pyplot as plt
+
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 MIXED = [arm for arm in MIXTURE.arms if arm not in ('multi-turn only', 'single-turn only')]
 labels = {'single_turn_pass_rate': 'pass rate, single-turn', 'multi_turn_pass_rate': 'pass rate, multi-turn',
           'single_share_tokens': 'single-turn share of tokens',

@@ -20,6 +20,10 @@
 # advice, and each is a run with its cure beside it. The third is the hardest, because it looks like
 # bookkeeping: what should an episode count as that nobody let finish? Seven answers are trained, and they
 # end between a pass rate of 0 and the best we know.
+#
+# **Time** 40 min. **Assumes** [2.2](../02_fundamentals/02_2_repair_mdp.ipynb),
+# [12.2](12_2_credit_across_turns.ipynb), [12.5](12_5_tool_errors.ipynb). **Afterwards you can** recognise
+# four failures by what the agent does, apply a cure to each, and choose what a truncated episode counts as.
 
 # %%
 #@save pathologies
@@ -211,7 +215,10 @@ print(runs[columns].round(3).to_string(index=False))
 with_intervals(runs, ['pass_rate', 'reads', 'tests', 'turns', 'reward'])
 
 # %%
+import matplotlib.pyplot as plt
+
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 curves = pd.concat([history, steps])
 labels = {'turns': 'calls an episode', 'pass_rate': 'pass rate'}
 fig = plot_panels(curves, COSTS, labels, 'Figure 12.7a  A cost of 0.3 a call, charged in three ways')
@@ -540,8 +547,6 @@ lowest = curves.groupby(['arm', 'seed'])['submit_rate'].min().unstack().loc[CUT]
 pd.concat({'held-out pass': per_seed, 'lowest submit rate in training': lowest}, axis=1).round(3)
 
 # %%
-import matplotlib.pyplot as plt
-
 PANELS = {'the limit taken out of the task': [CUT[n] for n in (0, 2, 3, 4)],
           'the limit made part of the task': [CUT[n] for n in (0, 1, 5, 6)]}
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)

@@ -20,6 +20,10 @@
 # policy will meet that the trained one never met, makes each of these shifts happen alone, measures what it
 # costs, and tries a cure. Here is the review, run on the gym at a scale of one to eight: 6 turns, 12 turns,
 # and the last 3 observations kept.
+#
+# **Time** 15 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb), [12.4](12_4_context_management.ipynb).
+# **Afterwards you can** list the shifts between a training plan and its deployment, isolate one in a pair
+# of situations, and measure its cost.
 
 # %%
 #@save review
@@ -308,9 +312,10 @@ table.round(3)
 # %%
 import matplotlib.pyplot as plt
 
-from agentrl.plotting import arm_color
+from agentrl.plotting import arm_color, spread_labels
 
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.6), sharey=True)
 mean = rows[rows['history'] == 'read, tests'].groupby(['arm', 'context', 'length'])['pass_rate'].mean()
 for ax, context in zip(axes, VIEWS, strict=True):
@@ -318,9 +323,10 @@ for ax, context in zip(axes, VIEWS, strict=True):
         curve = mean[arm, context]
         ax.plot(curve.index, curve, marker='o', markersize=4, color=arm_color(arm))
     ax.set(xlabel='calls already made', title=f'sees: {context}', xticks=(1, 4, 8), ylim=(0, 1))
-ends = mean[:, 'keep 3 and the read', 8].sort_values()
-for arm, y in ends.items():
-    axes[2].annotate(arm, (8.3, y), color=arm_color(arm), va='center', annotation_clip=False)
+for arm, y in mean[:, 'keep 3 and the read', 8].items():
+    axes[2].annotate(arm, (8, y), xytext=(6, 0), textcoords='offset points', va='center', fontsize='small',
+                     color=arm_color(arm), label='line end')
+spread_labels(axes[2])
 axes[0].set_ylabel('held-out pass rate, read at the first call')
 save_figure(fig, '12_7_design_review', rows.drop(columns=['version', 'situation']))
 

@@ -21,6 +21,10 @@
 # small: TinyAgent behind a server that speaks OpenAI's protocol, asked by the `openai` library as it comes
 # from the registry. We will see that an episode played over HTTP is, token for token, the one played in the
 # process.
+#
+# **Time** 40 min. **Assumes** [4.3](../04_environment/04_3_bugfix_env.ipynb),
+# [5.5](../05_trajectories/05_5_rl_base.ipynb). **Afterwards you can** serve a policy over OpenAI's
+# protocol, and check token for token that an episode over HTTP is the local one.
 
 # %%
 #@save serving

@@ -21,6 +21,9 @@
 # with a harmless-looking departure, *no weight below 0.5*, and lived on without it. Here are the weights, the
 # quantities to watch, and a softmax of twelve actions in which the whole matter can be computed exactly.
 # [Section 13.1.2](13_1_what_the_lower_clip_does.ipynb) then does it to the agent of this book.
+#
+# **Time** 20 min. **Assumes** [8.1](../08_ppo/08_1_clipped_update.ipynb). **Afterwards you can** compute
+# weights with and without a floor, and say what each does to a token that the policy has given up.
 
 # %%
 #@save tis
@@ -348,17 +351,18 @@ def draw_toy(ax, curves, title):
         ax.plot(x, color=arm_color(rule))
         ax.annotate(rule, (len(x) - 1, x[-1]), xytext=(6, 0), textcoords='offset points', va='center',
                     fontsize='small', color=[0.65 * part for part in to_rgb(arm_color(rule))], label='line end')
-    ax.axhline(log_half, color='#888888', linewidth=0.8, linestyle='--')
-    ax.set(xlabel='step', title=title, xlim=(0, None))
+    ax.axhline(log_half, color='#888888', linewidth=0.8)
+    ax.set(xlabel='step', title=title, xlim=(0, len(x) - 1))
     spread_labels(ax)
 
 
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.6))
 draw_toy(axes[0], {rule: x.numpy() for rule, (x, _) in runs.items()}, 'a bad action, from agreement')
 draw_toy(axes[1], {rule: x[:41].numpy() for rule, x in repairs.items()}, 'a good action, lost')
 axes[0].set_ylabel('x = log(train / rollout), nats')
-fig.suptitle('Figure 13.1a  The log-ratio of action 0 under four rules (dashed: a ratio of 0.5)')
+fig.suptitle('Figure 13.1a  The log-ratio of action 0 under four rules (thin: a ratio of 0.5)')
 drawn = [{'question': question, 'rule': rule, 'step': n, 'x': value}
          for question, curves in (('bad action', {rule: x for rule, (x, _) in runs.items()}),
                                   ('lost good action', {rule: x[:41] for rule, x in repairs.items()}))

@@ -19,6 +19,10 @@
 # is the policy of some steps ago, as in any loop that samples and trains at the same time (section 13.7 builds
 # one); each batch is scored again by the present policy, and the ratio of the two scores gives the weights. We
 # check the loop where its answer is known, and watch the first small ratios appear.
+#
+# **Time** 15 min. **Assumes** [9.2](../09_grpo/09_2_training_loop.ipynb),
+# [13.1](13_1_truncated_importance_sampling.ipynb). **Afterwards you can** train on batches of an older
+# policy under a rule of weights, and check the loop where its answer is known.
 
 # %%
 #@save lagged

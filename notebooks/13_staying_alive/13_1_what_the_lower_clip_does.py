@@ -20,6 +20,10 @@
 # seeds, take the floor apart to see which half of it does the harm, look for the quantities that warn in time,
 # and then change lag, optimiser and the number of tasks. Not everything that the large run reported shows here;
 # what does not is said.
+#
+# **Time** 15 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb), [13.1.1](13_1_weights_in_the_loop.ipynb).
+# **Afterwards you can** say which half of a floor on weights does the harm, and which metrics move before
+# the reward does.
 
 # %%
 #@save lower_clip

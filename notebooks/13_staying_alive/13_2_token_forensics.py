@@ -20,6 +20,10 @@
 # worth and what weight it got. We make such a dump of a run with a lower clip of 0.5, and find in it, with
 # pandas alone, where the trouble sits, when it began and what came before. The dump can be read while the run
 # goes on, and a run that is killed leaves no half file behind.
+#
+# **Time** 20 min. **Assumes** [5.2](../05_trajectories/05_2_episodes.ipynb),
+# [13.1.1](13_1_weights_in_the_loop.ipynb). **Afterwards you can** write a dump that survives a killed run,
+# and find in it the first bad step and the tokens that carry the KL.
 
 # %%
 #@save dumps

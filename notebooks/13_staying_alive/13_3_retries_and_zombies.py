@@ -21,6 +21,9 @@
 # about 1,000 requests on the engine for 128 live samples. Here we make zombies with the real client library,
 # count them by the engine's own counters, and ask a queue model whether the client's time limits alone lead
 # to the big run's figures.
+#
+# **Time** 20 min. **Assumes** [13.0](13_0_a_server_for_the_agent.ipynb). **Afterwards you can** count the
+# requests that decode for nobody, and choose retries and a time limit that fit the length of a turn.
 
 # %%
 #@save zombies

@@ -20,6 +20,9 @@
 # with `finish_reason == 'length'`. In the big run (pull request 2587 of radixark/miles) the loop ends such
 # an episode. We compare that with making the call as it stands and with answering by an error, on the RL
 # base under tight limits, and meet servers that do not say.
+#
+# **Time** 20 min. **Assumes** [13.0](13_0_a_server_for_the_agent.ipynb). **Afterwards you can** recognise a
+# cut answer even where the server's label hides it, and say what executing, ending or reporting it costs.
 
 # %%
 #@save cut_calls
@@ -417,15 +420,16 @@ import matplotlib.pyplot as plt
 from agentrl.plotting import plot_bands, save_figure, save_table, spread_labels, use_style
 
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.4))
 labelled = {'pass': 'share of episodes that pass', 'tokens written': 'tokens written an episode'}
 for ax, (column, label) in zip(axes, labelled.items(), strict=True):
     for name in TREATMENTS:
         plot_bands(ax, runs, 'limit', column, name)
     full = runs.loc[runs['arm'] == 'none is cut', column].mean()
-    ax.axhline(full, color='#888888', linestyle='--', linewidth=1)
-    ax.annotate('nothing cut', (2, full), xytext=(2, 3), textcoords='offset points', fontsize='small')
-    ax.set(xlabel='limit of tokens a call', ylabel=label, xticks=(2, 3, 4), ylim=(0, None))
+    ax.axhline(full, color='#888888', linestyle=':', linewidth=1)
+    ax.annotate('nothing cut', (2, full), xytext=(6, 3), textcoords='offset points', fontsize='small')
+    ax.set(xlabel='limit of tokens a call', ylabel=label, xticks=(2, 3, 4), xlim=(2, 4), ylim=(0, None))
     spread_labels(ax)
 fig.suptitle('Figure 13.4  Three treatments of a cut call, three streams of random numbers')
 save_table(labels, '13_4_labels')

@@ -20,6 +20,10 @@
 # loop could stop in time: every answer carries `usage`, the length of the session so far. (In the public code
 # of radixark/miles this is pull request 2591, still open.) We count what is thrown away, by budget, with and
 # without such a loop, and what stopping early costs.
+#
+# **Time** 10 min. **Assumes** [9.2](../09_grpo/09_2_training_loop.ipynb),
+# [13.4](13_4_a_call_cut_by_the_limit.ipynb). **Afterwards you can** stop an episode before it outgrows what
+# training keeps, and count the tokens that each stopping rule throws away.
 
 # %%
 #@save session_budget
@@ -223,6 +227,7 @@ import matplotlib.pyplot as plt
 from agentrl.plotting import save_figure, spread_labels, use_style
 
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 fig, axes = plt.subplots(1, 2, figsize=(10.5, 3.5))
 labels = {'thrown': 'share of decoded tokens thrown away', 'whole': 'share of episodes kept whole'}
 for ax, (column, label) in zip(axes, labels.items(), strict=True):

@@ -23,6 +23,9 @@
 #
 # The facts are those of pull requests 2588, 2545 and 2800 of radixark/miles (2026): eight retries, pauses of
 # at most 30 seconds, one client a process, and the arithmetic of lost groups.
+#
+# **Time** 25 min. **Assumes** [13.0](13_0_a_server_for_the_agent.ipynb). **Afterwards you can** tell a
+# refusal that will pass from one that will not, and compute how many retries keep a whole group.
 
 # %%
 #@save quotas

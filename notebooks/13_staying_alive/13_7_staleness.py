@@ -23,6 +23,10 @@
 #
 # The names and the limit are those of pull request 2588 of radixark/miles (2026); 2544 is about connections
 # that are lost.
+#
+# **Time** 30 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb), [13.6](13_6_quotas_and_backoff.ipynb).
+# **Afterwards you can** measure the age of the groups in a batch, and count which kinds of tasks a limit on
+# it removes.
 
 # %%
 #@save staleness
@@ -551,6 +555,7 @@ sums[[*kinds, 'episodes_lost', 'episodes']].groupby('arm').sum().loc[list(STALEN
 import matplotlib.pyplot as plt
 
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 fig, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), width_ratios=(1, 1, 0.9))
 smooth = history.sort_values(['arm', 'seed', 'step']).assign(
     kl=history.groupby(['arm', 'seed'])['kl'].transform(lambda kl: kl.rolling(5, min_periods=1).mean()))

@@ -22,6 +22,9 @@
 # own, `python -m tools.sweep`, which runs the arms of chapters 9 to 13 over as many seeds as one likes.
 #
 # The silent hang and the checks are those of pull request 2588 of radixark/miles (2026).
+#
+# **Time** 25 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb). **Afterwards you can** report every
+# mistake in a launch's settings at once, and resume a sweep after a worker was killed.
 
 # %%
 #@save launch

@@ -20,6 +20,9 @@
 # model's name and a key. This section builds what stands behind that command and tests it on servers that
 # answer, that never answer, that die in the middle and that send rubbish. What is at stake is the score: an
 # episode that was lost on the line says nothing about the model.
+#
+# **Time** 15 min. **Assumes** [13.4](13_4_a_call_cut_by_the_limit.ipynb). **Afterwards you can** evaluate a
+# model behind an API, and report its pass rate with an interval, apart from episodes lost on the line.
 
 # %%
 #@save api_evaluation

@@ -20,6 +20,10 @@
 # symptom, a wrong version that differs from ours in one place, what it does, the right version, and a check
 # that you can run on the tensors of *your* trainer. The last section, 14.9, runs all of them at once. The
 # first room is about the mask: the array which says what is trained at all.
+#
+# **Time** 15 min. **Assumes** [9.2](../09_grpo/09_2_training_loop.ipynb). **Afterwards you can** check
+# whose tokens a mask keeps, by their owners or, without them, by the log-probabilities that the engine
+# recorded.
 
 # %%
 #@save mask_faults

@@ -19,6 +19,10 @@
 # earned it. Three ways to lose it on the journey are shown here on rows of six tokens: a decay that runs
 # while the environment speaks, a reward that is put where the mask does not look, and a sum that starts anew
 # at every observation. All three leave the reward curve as it was and take the learning out of it.
+#
+# **Time** 10 min. **Assumes** [7.3](../07_advantages/07_3_turn_advantages.ipynb),
+# [8.3](../08_ppo/08_3_whitening.ipynb), [14.1](14_1_masks.ipynb). **Afterwards you can** test a trainer's
+# advantages for decay across observations, rewards outside the mask, and sums that start anew.
 
 # %%
 #@save credit_faults

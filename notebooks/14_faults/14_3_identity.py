@@ -19,6 +19,10 @@
 # exhibits break one part of that sentence each. The token is another one with the same spelling; the context
 # is not the one in which it was drawn; the token is counted twice. In all of them the trainer computes a
 # perfectly good log-probability of something that did not happen.
+#
+# **Time** 15 min. **Assumes** [5.4](../05_trajectories/05_4_retokenization.ipynb),
+# [14.1](14_1_masks.ipynb). **Afterwards you can** find out from a dump whether tokens were encoded again,
+# scored in another context, or counted more than once.
 
 # %%
 #@save identity_faults

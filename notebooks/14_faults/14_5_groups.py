@@ -18,6 +18,10 @@
 # A group's mean is the baseline of all its members and its deviation their unit. One number that does not
 # belong there spoils all the others: a deviation that is nothing but rounding error, or a reward that is no
 # reward but the mark of a broken container. Two exhibits, both visible in the advantages alone.
+#
+# **Time** 10 min. **Assumes** [7.4](../07_advantages/07_4_step_groups.ipynb),
+# [9.1](../09_grpo/09_1_group_advantages.ipynb), [14.1](14_1_masks.ipynb). **Afterwards you can** bound the
+# largest advantage that a group can have, and detect rounding noise or errored episodes in a baseline.
 
 # %%
 #@save group_faults

@@ -20,6 +20,10 @@
 # nearly 1 need not be nearly 1. Two exhibits: a weight whose name does not say whether logarithms were
 # added or averaged, and a clip which makes a gradient where importance sampling says that there is none.
 # 13.1 measures the second in training; here are the arithmetic and the checks.
+#
+# **Time** 10 min. **Assumes** [8.1](../08_ppo/08_1_clipped_update.ipynb), [14.1](14_1_masks.ipynb).
+# **Afterwards you can** tell a mean from a sum of log-ratios in a dump, and predict under which clip a dead
+# token keeps its gradient.
 
 # %%
 #@save ratio_faults

@@ -19,6 +19,10 @@
 # ask it for the weights: they are its gradient with respect to the token losses. Three exhibits that are hard
 # to see in code are plain in their weights: a denominator that counts what was dropped, a weight that depends
 # on how the batch was cut for memory, and an episode that counts as often as it has samples.
+#
+# **Time** 10 min. **Assumes** [6.2](../06_policy_gradient/06_2_loss_aggregation.ipynb),
+# [14.1](14_1_masks.ipynb), [14.5](14_5_groups.ipynb). **Afterwards you can** ask any loss for its token
+# weights, and find in them dropped tokens, the size of a micro-batch, or repeated votes.
 
 # %%
 #@save weight_faults

@@ -19,6 +19,10 @@
 # rollout dies of it. A run is repeated with the same seed and is another run. A server says "later" and the
 # client hears "never". Each loses information that the trainer needed, and each leaves a trace that can be
 # tested for.
+#
+# **Time** 15 min. **Assumes** [4.3](../04_environment/04_3_bugfix_env.ipynb), [14.1](14_1_masks.ipynb).
+# **Afterwards you can** fuzz the parser of an agent loop, compare a rollout in two orders, and check that a
+# quota message is retried.
 
 # %%
 #@save run_faults

@@ -20,6 +20,9 @@
 # batches of the book's own trainer, on each exhibit's wrong version, and on tensors laid out as TRL and
 # verl document them. At the end hangs the plan of the museum: from a symptom to the section that explains
 # it.
+#
+# **Time** 35 min. **Assumes** [14.1](14_1_masks.ipynb) to [14.8](14_8_runs.ipynb). **Afterwards you can**
+# hand one step of your own trainer to every check, read what is red, and supply what the others lack.
 
 # %%
 #@save diagnosis

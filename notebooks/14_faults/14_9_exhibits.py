@@ -19,6 +19,9 @@
 # more. So we take a healthy dump of the book's trainer and put the exhibits of this chapter into it one by
 # one, each together with all that a trainer would compute from it. What should turn red is its own check,
 # and no other.
+#
+# **Time** 20 min. **Assumes** [14.9](14_9_diagnose.ipynb). **Afterwards you can** plant a fault with all
+# its consequences in a dump, and show that its own check and no other turns red.
 
 # %%
 #@save exhibits

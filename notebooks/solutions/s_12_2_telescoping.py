@@ -17,6 +17,9 @@
 #
 # The exercise of section 12.2 asks for the turn advantage at γ = λ = 1 without a TD error. Here are a proof of
 # one line, the function, its check in exact fractions, and the same on real episodes.
+#
+# **Time** 5 min. **Assumes** [12.2](../12_multi_turn/12_2_credit_across_turns.ipynb). **Afterwards you
+# can** prove what remains of GAE without discount and decay, and say how far λ below 1 moves an advantage.
 
 # %%
 import torch

@@ -17,6 +17,9 @@
 #
 # With three turns from the start, the agent of section 12.3 never reads: it guesses. The careful episode needs
 # exactly three calls. Here it gets six turns for 20 steps first, and then three.
+#
+# **Time** 5 min. **Assumes** [12.3](../12_multi_turn/12_3_budget_and_penalty.ipynb). **Afterwards you can**
+# write a schedule of turn budgets, and judge before each step of it how many episodes fit the next one.
 
 # %%
 import pandas as pd
@@ -52,7 +55,10 @@ gain = pd.DataFrame({f'{arm}, minus no curriculum': mean_interval(passes[arm] - 
 pd.concat([table, gain]).set_axis(['mean', 'low', 'high'], axis=1).round(3)
 
 # %%
+import matplotlib.pyplot as plt
+
 use_style()
+plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}
 fig = plot_panels(history, list(CURRICULUM_ARMS), labels,

@@ -19,6 +19,9 @@
 # from nothing but the numbers of policy tokens, under each aggregation of section 6.2; and for a prediction
 # of what `seq_mean` does to the two pass rates. Here is one function, its check, and the runs that answer
 # the second question.
+#
+# **Time** 5 min. **Assumes** [12.6](../12_multi_turn/12_6_mixtures.ipynb). **Afterwards you can** compute
+# the share of an episode under each mean from its tokens alone, and hold a prediction against stored runs.
 
 # %%
 import pandas as pd

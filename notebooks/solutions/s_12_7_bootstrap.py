@@ -18,6 +18,9 @@
 # What should an episode count as that was cut off? Here is the function that the exercise asks for, its
 # check, and a problem so small that every episode can be written down, in which one sees why: counted 0 and
 # left out both prefer the wrong thing, and bootstrapping does not.
+#
+# **Time** 5 min. **Assumes** [12.7](../12_multi_turn/12_7_design_problems.ipynb). **Afterwards you can**
+# enumerate the episodes of an agent that may wait, and compute which way each treatment of a cut pushes it.
 
 # %%
 import torch

@@ -18,6 +18,9 @@
 # The exercise of section 12.7.1 asks, for each way in which deployment differs from training, for two
 # situations that differ in it and in nothing else. Here are the pairs, their check, the size of each shift for
 # each way of training, and the answer of the review.
+#
+# **Time** 5 min. **Assumes** [12.7.1](../12_multi_turn/12_7_design_review.ipynb). **Afterwards you can**
+# build two situations that differ in one thing, and say when the sizes of two shifts may be compared.
 
 # %%
 import pandas as pd

@@ -18,6 +18,9 @@
 # The exercise asks for a wrapper that ends each observation with the turns that are left, and for a guess at
 # what it does where a cut episode is free. Here is the wrapper with its check, and the stored runs of section
 # 12.7 as the answer to the guess.
+#
+# **Time** 5 min. **Assumes** [12.7](../12_multi_turn/12_7_design_problems.ipynb). **Afterwards you can**
+# wrap an environment so that each observation ends with the turns left, and say when these words do harm.
 
 # %%
 import gymnasium as gym
