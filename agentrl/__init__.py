@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: cd0d6f786fa58b33
+# Body: a6c4adc34b2df33b
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -156,6 +156,7 @@ __all__ = [
     "RATES",
     "READ",
     "REPEATS",
+    "REPEAT_ARMS",
     "REQUIRED",
     "RESULTS",
     "REVIEW",
@@ -1077,6 +1078,7 @@ _HOME = {
     "interval": "evidence",
     "interquartile_mean": "evidence",
     "N_REPEATS": "evidence",
+    "REPEAT_ARMS": "evidence",
     "train_and_repeat": "evidence",
     "REPEATS": "evidence",
     "difference": "evidence",

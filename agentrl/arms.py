@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: 32dbcbbd9b4d3dad
+# Body: 69487640d531b507
 """9.3 Name every experiment once."""
 
 import hashlib
@@ -140,7 +140,7 @@ def read_runs(study, table):
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, 'version'])
 
 
-# 09_grpo/09_3_arms, cell 7
+# 09_grpo/09_3_arms, cell 8
 def run_tables(run):
     """The rows of a run for each of TABLES that has some; `evaluation` numbers the rows of heldout from 0."""
     evaluations = run['heldout'] if isinstance(run['heldout'], list) else [run['heldout']]
@@ -150,7 +150,7 @@ def run_tables(run):
     return {name: tables[name] for name in TABLES if tables[name]}
 
 
-# 09_grpo/09_3_arms, cell 7
+# 09_grpo/09_3_arms, cell 8
 def store_run(study, arm, base, seed, run):
     """Put a run's rows into its tables, in place of older rows of the same arm and seeds.
 
@@ -170,7 +170,7 @@ def store_run(study, arm, base, seed, run):
             os.replace(part, runs_path(study, name))
 
 
-# 09_grpo/09_3_arms, cell 8
+# 09_grpo/09_3_arms, cell 9
 def train_and_label(study, arm, base, seed):
     """What a worker process does: one run on one thread. In place of a run that failed, the error as text."""
     torch.set_num_threads(1)
@@ -180,7 +180,7 @@ def train_and_label(study, arm, base, seed):
         return arm, base, seed, f'{type(error).__name__}: {error}'
 
 
-# 09_grpo/09_3_arms, cell 8
+# 09_grpo/09_3_arms, cell 9
 def missing_runs(study, arms, seeds, bases=(0,)):
     """(arm, base, seed) of the runs that are not stored, or were made by other code."""
     stored = read_runs(study, 'heldout')
@@ -189,7 +189,7 @@ def missing_runs(study, arms, seeds, bases=(0,)):
     return [run for run in wanted if (*run, study.version(run[0])) not in done]
 
 
-# 09_grpo/09_3_arms, cell 9
+# 09_grpo/09_3_arms, cell 10
 def store_runs(study, runs, n):
     """Store `n` runs as they end, with progress; RuntimeError at the end that names those which failed."""
     failed = []
@@ -203,7 +203,7 @@ def store_runs(study, runs, n):
                                       'stored:', *failed]))
 
 
-# 09_grpo/09_3_arms, cell 9
+# 09_grpo/09_3_arms, cell 10
 def run_study(study, arms, seeds, bases=(0,), jobs=2):
     """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored (`store_runs`)."""
     if missing := missing_runs(study, arms, seeds, bases):
@@ -216,7 +216,7 @@ def run_study(study, arms, seeds, bases=(0,), jobs=2):
     return tuple(table[table[KEY].isin(wanted).all(axis=1)].reset_index(drop=True) for table in tables)
 
 
-# 09_grpo/09_3_arms, cell 9
+# 09_grpo/09_3_arms, cell 10
 def arm_results(arms, seeds):
     """`run_study` for arms of this section."""
     return run_study(GRPO, arms, seeds)

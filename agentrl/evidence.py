@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
-# Body: 33d305c8fbac36bb
+# Body: 488564279e99abef
 """9.7 Say how sure you are, over seeds and over tasks."""
 
 import numpy as np
@@ -104,22 +104,23 @@ def interquartile_mean(scores, axis=(-2, -1)):
 
 # 09_grpo/09_7_evidence, cell 11
 N_REPEATS = 40
+REPEAT_ARMS = {'shared draws': {'stride': 0}, 'own draws': {'stride': N_REPEATS}}
 
 
 # 09_grpo/09_7_evidence, cell 11
 def train_and_repeat(arm, seed=0, base_seed=0):
-    """A run of section 9.3 whose heldout has N_REPEATS evaluations, each with a seed of its own."""
-    run = train_arm(arm, seed, base_seed)
+    """The default run of section 9.3; its heldout has N_REPEATS evaluations, each from another stream."""
+    run = train_arm('default', seed, base_seed)
+    first = EVALUATION['seed'] + 1 + REPEAT_ARMS[arm]['stride'] * seed
     policy, tok, heldout = policy_from(run['weights']), build_tokenizer(make_tasks('all')), []
     for n in range(N_REPEATS):
-        rng = torch.Generator().manual_seed(EVALUATION['seed'] + 1 + n)
+        rng = torch.Generator().manual_seed(first + n)
         stats = evaluate(policy, make_tasks('heldout'), tok, EVALUATION['samples'], rng, RLConfig())
         heldout.append({'evaluated': n} | stats)
     return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', {'default': {'repeats': N_REPEATS}}, train_and_repeat, ('training', 'base'),
-                tuple(range(10)))
+REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat, ('training', 'base'), tuple(range(6)))
 
 
 # 09_grpo/09_7_evidence, cell 13

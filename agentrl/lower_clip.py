@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_1_what_the_lower_clip_does.py. Do not edit: change it there, then `make export`.
-# Body: e223712889b91b55
+# Body: 0bf7caabbe878ae5
 """13.1.2 A lower clip of 0.5 ends the run."""
 
 from agentrl.arms import EVALUATION, Study
@@ -12,10 +12,12 @@ LOWER_CLIP_ARMS = {name: {'weighing': name} for name in PAIR + SIDES}
 KNOBS = {
     'lag 4': {'lag': 2}, 'lag 8': {'lag': 4}, 'lag 16': {'lag': 8},     # in updates, two a step
     '20 tasks': {'n_tasks': 20}, 'per-sample mean': {'loss_agg': 'seq_mean_token_mean'},
-    'Adam': {'optimizer': 'Adam', 'lr': 5e-4}, 'Adam, 100 steps': {'optimizer': 'Adam', 'lr': 5e-4, 'steps': 100},
+    'Adam': {'optimizer': 'Adam', 'lr': 5e-4},
+    'Adam, 100 steps': {'optimizer': 'Adam', 'lr': 5e-4, 'steps': 100},
 }
 KNOB_ARMS = {'no lag': {'lag': 0}}
-KNOB_ARMS |= {f'{name}, {knob}': {'weighing': name} | settings for knob, settings in KNOBS.items() for name in PAIR}
+KNOB_ARMS |= {f'{name}, {knob}': {'weighing': name} | settings
+              for knob, settings in KNOBS.items() for name in PAIR}
 
 
 # 13_staying_alive/13_1_what_the_lower_clip_does, cell 2

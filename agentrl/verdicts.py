@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_9_what_holds.py. Do not edit: change it there, then `make export`.
-# Body: 81376f88adf41e41
+# Body: e3dcec35f38edf69
 """12.9 Ask every claim of this chapter what the seeds say."""
 
 import math
@@ -44,7 +44,7 @@ def find_study(name):
     return known[name]
 
 
-# 12_multi_turn/12_9_what_holds, cell 4
+# 12_multi_turn/12_9_what_holds, cell 5
 def read_number(text, base=0):
     """The table [seeds, tasks] behind `study:arm:column` with `:evaluation` or `:first-last` (of steps).
 
@@ -62,7 +62,7 @@ def read_number(text, base=0):
     return rows.groupby('seed')[[column]].mean().dropna().set_axis(['all'], axis=1)
 
 
-# 12_multi_turn/12_9_what_holds, cell 4
+# 12_multi_turn/12_9_what_holds, cell 5
 def read_book(text):
     """The book's value behind `section:experiment:arm:metric`; nan for an empty text."""
     if not text:
@@ -75,7 +75,7 @@ def read_book(text):
     return float(values[arm, metric])
 
 
-# 12_multi_turn/12_9_what_holds, cell 6
+# 12_multi_turn/12_9_what_holds, cell 7
 def judge(claim, base=0, seeds=slice(None)):
     """The verdict on a row of the claims, from all of its seeds or some: a dict."""
     number, book = read_number(claim['number'], base), read_book(claim['book'])
@@ -89,7 +89,7 @@ def judge(claim, base=0, seeds=slice(None)):
     return {'book': book} | found | {'verdict': verdict(found, region), 'for other tasks': wider}
 
 
-# 12_multi_turn/12_9_what_holds, cell 6
+# 12_multi_turn/12_9_what_holds, cell 7
 def judge_all(claims, **how):
     """`judge` for each row of the claims, beside its section, words and unit."""
     rows = claims[['section', 'claim', 'unit']].to_dict('records')

@@ -129,6 +129,13 @@ def test_repeats_are_evaluations_of_one_policy(monkeypatch):
     monkeypatch.setattr(
         evidence, "evaluate", lambda policy, tasks, tok, n, rng, cfg: calls.append(rng.initial_seed()) or {"n": n}
     )
-    rows = evidence.train_and_repeat("default", 3)["heldout"]
+    rows = evidence.train_and_repeat("shared draws", 3)["heldout"]
     assert [row["evaluated"] for row in rows] == list(range(evidence.N_REPEATS))
     assert len(set(calls)) == evidence.N_REPEATS and evidence.EVALUATION["seed"] not in calls
+    shared = calls.copy()
+    evidence.train_and_repeat("shared draws", 4)
+    assert calls == shared * 2
+    calls.clear()
+    for seed in (3, 4):
+        evidence.train_and_repeat("own draws", seed)
+    assert len(set(calls)) == 2 * evidence.N_REPEATS

@@ -51,7 +51,7 @@ class Part:
     without: tuple[str, ...] = ()
 
 
-# The core. To add a module, add a line.
+# The core, as far as it goes: training, context, call_credit and evidence are still to come. A line adds a module.
 CORE = {
     "gradient": Part(("test_gradient",)),
     "aggregation": Part(("test_aggregation",)),
@@ -64,10 +64,6 @@ CORE = {
     "environment": Part(("test_environment",)),
     "episodes": Part(("test_episodes",)),
     "sampling": Part(("test_sampling",)),
-    "training": Part(("test_training",)),
-    "call_credit": Part(("test_call_credit",), ("per_call_rewards",)),
-    "context": Part(("test_context",), without=("compacted", "check_compaction")),  # the exercise's
-    "plotting": Part(("test_plotting",), ("mean_interval",)),
 }
 
 CONFTEST = """

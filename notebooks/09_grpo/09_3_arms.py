@@ -192,6 +192,8 @@ def read_runs(study, table):
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, 'version'])
 
 
+# %%
+#@save
 def run_tables(run):
     """The rows of a run for each of TABLES that has some; `evaluation` numbers the rows of heldout from 0."""
     evaluations = run['heldout'] if isinstance(run['heldout'], list) else [run['heldout']]
