@@ -23,6 +23,9 @@
 # Run the cells from the top with Shift+Enter, or all at once with *Run, Run All Cells*. Below some cells
 # there are controls: click them, or reach them with Tab and move them with the arrow keys. Only the very
 # first run is slow, since it trains what others then reuse.
+#
+# **Time** 10 min. **Assumes** no other section. **Afterwards you can** watch an episode token by token,
+# train an agent, move one number and predict what it does to the agent.
 
 # %% [markdown]
 # ## Watch one episode

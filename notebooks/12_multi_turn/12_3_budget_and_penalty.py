@@ -20,7 +20,7 @@
 # it reads, tests and edits. One arm keeps a useless habit, one drops it, one gives up altogether, and one
 # never learns to look.
 #
-# **Time** 10 min. **Assumes** [2.2](../02_fundamentals/02_2_repair_mdp.ipynb),
+# **Time** 15 min. **Assumes** [2.2](../02_fundamentals/02_2_repair_mdp.ipynb),
 # [9.3](../09_grpo/09_3_arms.ipynb). **Afterwards you can** compute what an attempt is worth at a given
 # cost, and say which of four behaviours training finds there.
 

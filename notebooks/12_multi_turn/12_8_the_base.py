@@ -20,6 +20,10 @@
 # streams of random numbers. They need no training run, only more episodes: here are ten streams of 160
 # episodes on the train tasks, stored like runs, so that [section 12.9](12_9_what_holds.ipynb) can put
 # intervals to them.
+#
+# **Time** 5 min. **Assumes** [12.1](12_1_observations_are_inputs.ipynb), [12.5](12_5_tool_errors.ipynb),
+# [12.7](12_7_design_problems.ipynb). **Afterwards you can** measure what a starting policy does before any
+# training, and set each figure beside the one of the book.
 
 # %%
 #@save base_streams

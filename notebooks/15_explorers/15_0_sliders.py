@@ -19,6 +19,9 @@
 # it is gone on a rendered page, and no test compares it. So in this chapter the work is done by plain
 # functions, whose results are shown and compared like all others; an *explorer* only calls such a function
 # again when a control moves. Here is the one class that all explorers share, on a function of two lines.
+#
+# **Time** 10 min. **Assumes** no other section. **Afterwards you can** put a slider beside a plain
+# function, with a picture that stays where no kernel runs.
 
 # %%
 #@save explorer

@@ -19,6 +19,10 @@
 # policies on one task with the same random numbers, call by call: the context that the call saw, in the
 # colours of 5.1, and for each token of the call its mask, its probability, two ratios, the critic's value
 # and its advantage by two methods. First as plain tables and pages, then with a slider.
+#
+# **Time** 15 min. **Assumes** [12.2](../12_multi_turn/12_2_credit_across_turns.ipynb),
+# [12.4](../12_multi_turn/12_4_context_management.ipynb), [15.0](15_0_sliders.ipynb). **Afterwards you can**
+# step through an episode call by call, and say what each call saw, weighed and earned.
 
 # %%
 #@save player

@@ -19,6 +19,10 @@
 # solution gets a slider. One figure shows, for a situation and rules of your choice, what each call is
 # worth at every price, and the best way on at the price that is set. The point is to see that a decision
 # changes where two straight lines cross, and how the lines move with the rules.
+#
+# **Time** 10 min. **Assumes** [2.2](../02_fundamentals/02_2_repair_mdp.ipynb), [15.0](15_0_sliders.ipynb).
+# **Afterwards you can** move the price of a call, and say at which price the best agent stops looking and
+# at which it gives up.
 
 # %%
 #@save mdp_explorer

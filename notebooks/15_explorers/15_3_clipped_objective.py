@@ -19,6 +19,10 @@
 # ratio, its advantage, the clip, and the gradient that is left. Then the tokens of eight real episodes,
 # updated again and again on the same batch: how far do their ratios go, which of them does the clip stop,
 # and how many cross the line all the same?
+#
+# **Time** 10 min. **Assumes** [8.1](../08_ppo/08_1_clipped_update.ipynb),
+# [9.2](../09_grpo/09_2_training_loop.ipynb), [15.0](15_0_sliders.ipynb). **Afterwards you can** move a
+# ratio and a clip, and point at the places where the clipped objective has no slope.
 
 # %%
 #@save clip_explorer

@@ -19,6 +19,10 @@
 # before and after it, and what ten methods said of the same calls. There it was averaged. Here one looks at
 # one episode at a time: which call made the difference, who noticed, who blamed the wrong one; and what λ
 # does to it.
+#
+# **Time** 10 min. **Assumes** [7.6](../07_advantages/07_6_credit_lab.ipynb), [15.0](15_0_sliders.ipynb).
+# **Afterwards you can** compare what each estimator credits to one call, and say which of them needs a
+# critic.
 
 # %%
 #@save credit_explorer

@@ -19,6 +19,10 @@
 # give up. So here is the training loop of 9.2 as something one can watch and stop. It gives exactly the
 # numbers of the loop that it follows, draws a curve after each step beside those of the stored runs, and
 # takes any price of a call, any number of turns, group size and number of kept observations.
+#
+# **Time** 15 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb),
+# [12.4.1](../12_multi_turn/12_4_context_training.ipynb), [15.0](15_0_sliders.ipynb). **Afterwards you can**
+# watch a run while it learns, stop it, and set another one beside it.
 
 # %%
 #@save live_training
