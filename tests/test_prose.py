@@ -10,7 +10,7 @@ from tools.export import read_modules
 from tools.notebooks import ROOT, find_notebooks, read_source, section, title
 
 NOTEBOOKS = {section(path): nbformat.read(path, as_version=4) for path in find_notebooks(suffix=".ipynb")}
-NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.])")
+NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?!\w|\.\d)")  # a full stop may follow
 BOOK = pd.read_csv(ROOT / "figures" / "book_results.csv")["value"].tolist()
 SECTIONS = {".".join(str(int(part)) for part in re.findall(r"\d+", name.split("/")[-1])[:2]) for name in NOTEBOOKS}
 

@@ -254,7 +254,7 @@ for example in ('example.svg', 'tables/example.csv'):
 # - the **bootstrap** (Efron 1979) draws the seeds again and again with replacement and assumes no
 #   distribution; but from three numbers it can never reach beyond the smallest and the largest of them, and
 #   all three of a symmetric distribution fall on one side of its centre with probability 2·(1/2)³ = 1/4;
-# - **Student's t** assumes normal noise and pays for three seeds with a factor of more than 4 in place of 1.96.
+# - **Student's t** assumes normal noise and pays for three seeds with a factor of more than 4 in place of about 2.
 #
 # The code below plays it out: 5000 times three seeds from a known distribution, and a count of how often
 # the interval holds the true mean.

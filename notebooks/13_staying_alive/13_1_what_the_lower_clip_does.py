@@ -117,7 +117,7 @@ for name in labels:
 
 # %% [markdown]
 # (Low 0.5 first. Paired over seeds: t interval, and the exact p of Wilcoxon's signed ranks, which for eight
-# seeds cannot be less than 0.0078.) The public run before and after its repair, beside ours; it reports one
+# seeds cannot be less than $2 / 2^8$.) The public run before and after its repair, beside ours; it reports one
 # run of each. Our KL is the mean of the last ten steps, `tis_clipfrac` the share of tokens whose weight was
 # cut.
 
