@@ -16,10 +16,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from filelock import FileLock
 from playwright.sync_api import expect
-from test_lab import BROWSER, PATIENCE, chromium
 
 import agentrl
 from agentrl.diagnosis import SYMPTOMS
+from tests.browser import PATIENCE, chromium, needs_browser
 from tools import book
 from tools.figures import made
 from tools.notebooks import ROOT, find_notebooks, read_source, section, title
@@ -27,7 +27,6 @@ from tools.symptoms import section_links
 
 pytestmark = pytest.mark.timeout(900)
 browser = pytest.mark.browser
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on the PATH")
 GLOSSARY = (ROOT / "site" / "glossary.md").read_text(encoding="utf-8")
 LINKS = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 

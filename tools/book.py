@@ -103,8 +103,10 @@ def escape(text: str) -> str:
 
 
 def make_static(output: dict) -> None:
-    """Leave an output as a page can show it: a widget becomes what else is stored of it, or a sentence."""
+    """Leave an output as a page can show it: links to pages, and of a widget what else is stored, or a sentence."""
     data = output.get("data", {})
+    if "text/markdown" in data:
+        data["text/markdown"] = re.sub(r"\.ipynb\)", ".html)", "".join(data["text/markdown"]))
     was_widget = any(data.pop(kind, None) for kind in WIDGETS)
     text = "".join(data.get("text/plain", ""))
     if data and set(data) <= {"text/plain"} and (was_widget or WIDGET_TEXT.match(text)):

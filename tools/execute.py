@@ -192,7 +192,8 @@ def content_key(path: Path, homes: dict[str, str], root: Path = ROOT) -> str:
         if name not in modules and file.exists():
             modules[name] = file.read_bytes()
             queue += used_modules(ast.parse(modules[name]), homes)
-    inputs = [root / "figures" / "book_results.csv", *sorted((root / "figures" / "data").rglob("*.csv"))]
+    folder = root / "figures"
+    inputs = [folder / "book_results.csv", folder / "claims.csv", *sorted((folder / "data").rglob("*.csv"))]
     files = [path, *inputs, root / "pyproject.toml", Path(__file__)]
     contents = [file.read_bytes() for file in files if file.exists()]
     return digest(*contents, *(modules[name] for name in sorted(modules)), platform.python_version().encode())
