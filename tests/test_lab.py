@@ -44,6 +44,7 @@ def copy(tmp_path):
 
 
 @pytest.mark.browser
+@pytest.mark.xdist_group("kernels")
 @pytest.mark.timeout(900)
 @needs_browser
 def test_a_notebook_opens_without_a_question_runs_and_is_saved_as_a_pair(copy, tmp_path):

@@ -21,23 +21,30 @@ from tools.notebooks import ROOT, find_notebooks, section
 
 CHAPTERS = {path.parent.name: section(path) for path in reversed(find_notebooks()) if path.parent.name != "solutions"}
 SLIDERS = "15_explorers/15_0_sliders"
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900), needs_browser]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("kernels"),
+    needs_browser,
+]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """(page, address, token, root): JupyterLab on a copy of the notebooks, with new dates as after a checkout."""
+def server(tmp_path_factory):
+    """(address, token, root): JupyterLab on a copy of the notebooks, with new dates as after a checkout."""
     root = tmp_path_factory.mktemp("book")
     shutil.copytree(ROOT / "notebooks", root / "notebooks", copy_function=shutil.copyfile)
-    with jupyterlab(root, tmp_path_factory.mktemp("lab") / "jupyter") as (url, token), chromium() as page:
+    with jupyterlab(root, tmp_path_factory.mktemp("lab") / "jupyter") as (url, token):
+        yield url, token, root
+
+
+@pytest.fixture
+def lab(server):
+    """(page, address, token, root), with a browser of its own; ends the kernels that the test has started."""
+    url, token, root = server
+    with chromium() as page:
         yield page, url, token, root
-
-
-@pytest.fixture(autouse=True)
-def no_kernel_is_left(lab):
-    """End the kernels that a test has started, so that they do not fill the memory."""
-    yield
-    _, url, token, _ = lab
     headers = {"Authorization": f"token {token}"}
     for session in json.load(urlopen(Request(f"{url}api/sessions", headers=headers), timeout=30)):
         address = f"{url}api/sessions/{session['id']}"

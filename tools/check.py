@@ -64,7 +64,8 @@ def make_steps(remade: Path) -> dict[str, Callable[[], Counts]]:
         "style": lambda: run_module("ruff", "check", "."),
         # One thread: two wait for each other where the processor is shared.
         "caches": lambda: run_module("tools.warm", env={**os.environ, "OMP_NUM_THREADS": "1"}),
-        "unit": lambda: run_pytest("tests", env={**ENV, "MPLBACKEND": "Agg"}),
+        # Kernels that start at the same time may choose the same port: the tests that start some share a worker.
+        "unit": lambda: run_pytest("--dist=loadgroup", "tests", env={**ENV, "MPLBACKEND": "Agg"}),
         "notebooks": lambda: run_pytest(*notebooks, env=draw),
         "figures": lambda: run_figures(remade),
     }
