@@ -386,8 +386,9 @@ def draw_views(seen, labels):
         rows = seen[seen['context'] == name]
         colors = [OWNER_COLORS[owner] + '55' for owner in rows['owner']]
         ax.bar(rows['position'], 1, width=0.92, color=colors, edgecolor='#33333355')
+        ax.bar(rows['position'], 0.06 * (rows['owner'] == 'policy'), width=0.92, color='#333333')   # underlined
         for row in rows.itertuples():
-            ax.text(row.position, 0.5, row.token, rotation=90, ha='center', va='center', fontsize=7)
+            ax.text(row.position, 0.5, row.token, rotation=90, ha='center', va='center', fontsize=8)
         ax.text(end + 1, 0.5, f'{len(rows)} tokens', va='center')
         ax.set(ylim=(0, 1), yticks=[], xlim=(-0.7, end + 6))
         ax.set_ylabel(label, rotation=0, ha='right', va='center')

@@ -68,7 +68,7 @@ def read_claims(section=None):
 
 
 # %%
-read_claims('12.6')
+read_claims('12.6')[['claim', 'low', 'high', 'number', 'minus']]
 
 # %%
 #@save
@@ -120,7 +120,7 @@ def read_book(text):
 
 # %%
 print(read_number('grpo:default:reads:35-39').round(2).loc[:2].T)
-print(read_number('mixture:50/50 mixture:pass_rate:single-turn').round(2).loc[:2])
+print(read_number('mixture:50/50 mixture:pass_rate:single-turn').mean(axis=1).round(2).loc[:2].to_dict())
 print(read_book('12.3:budget_and_penalty:default:reads'))
 
 # %% [markdown]
