@@ -91,7 +91,7 @@ def test_a_warm_critic_fits_better_than_a_cold_one(trajs):
 @pytest.mark.parametrize("arm", CREDIT_ARMS)
 def test_the_stored_runs_are_whole(arm):
     rows = read_runs(CREDIT, "history").query("arm == @arm")
-    assert set(rows["seed"]) == set(SEEDS) and (rows.groupby("seed").size() == 40).all()
+    assert set(rows["seed"]) >= set(SEEDS) and (rows.groupby("seed").size() == 40).all()
 
 
 def test_the_check_of_the_exercise_says_what_is_wrong():

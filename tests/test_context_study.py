@@ -27,7 +27,9 @@ def test_arms_name_contexts_and_have_versions_of_their_own():
 @pytest.mark.parametrize("arm", CONTEXT_ARMS)
 def test_each_run_is_evaluated_under_every_context(arm):
     rows = stored(CONTEXT, "heldout", arm)
-    assert {(seed, name) for seed in SEEDS for name in CONTEXTS} == set(zip(rows["seed"], rows["evaluated"]))
+    assert set(rows["seed"]) >= set(SEEDS)
+    pairs = {(seed, name) for seed in rows["seed"] for name in CONTEXTS}
+    assert pairs == set(zip(rows["seed"], rows["evaluated"])) and len(pairs) == len(rows)
     assert (rows["episodes"] == 160).all()
 
 
@@ -39,7 +41,7 @@ def test_stored_rows_add_up(arm):
     assert (rows["pass_rate"] * rows["episodes"] - rows["passes"]).abs().max() < 1e-9
     assert (rows["tokens_new"] <= rows["tokens_read"]).all()
     history = stored(CONTEXT, "history", arm)
-    assert set(zip(history["seed"], history["step"])) == {(seed, step) for seed in SEEDS for step in range(40)}
+    assert set(zip(history["seed"], history["step"])) == {(seed, step) for seed in rows["seed"] for step in range(40)}
 
 
 def test_the_full_arm_is_the_default_run():

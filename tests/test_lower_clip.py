@@ -6,7 +6,7 @@ import pytest
 from agentrl import lower_clip
 from agentrl.arms import KEY, read_runs
 from agentrl.lagged import LAGGED, OPTIMIZERS, WEIGHINGS
-from agentrl.lower_clip import CLIP_KNOBS, KNOB_ARMS, LOWER_CLIP, LOWER_CLIP_ARMS, train_lower_clip_arm
+from agentrl.lower_clip import CLIP_KNOBS, KNOB_ARMS, LOWER_CLIP, LOWER_CLIP_ARMS, PAIR, train_lower_clip_arm
 
 CHOSEN_ON = {0, 1, 2, 3}  # seeds on which setting and step size were chosen
 
@@ -59,7 +59,7 @@ def test_arms_of_a_seed_see_the_same_batches_until_the_sampler_has_trained():
     same = ["pass_rate", "submit_rate", "tokens", "policy_tokens"]
     half, zero = (
         history[(history["arm"] == arm) & (history["step"] <= 16)].reset_index(drop=True)[[*same, "seed", "step"]]
-        for arm in LOWER_CLIP_ARMS
+        for arm in PAIR
     )
     pd.testing.assert_frame_equal(half, zero)
     later = history[history["step"] == 30].pivot(index="seed", columns="arm", values="policy_tokens")

@@ -104,7 +104,7 @@ def test_situations_fit_their_budget():
 @pytest.mark.parametrize("arm", REVIEW_ARMS)
 def test_each_stored_run_was_reviewed_in_every_situation(arm):
     rows = read_runs(REVIEW, "heldout").query("arm == @arm")
-    assert len(rows) == len(SITUATIONS) * len(SEEDS)
+    assert len(rows) == len(SITUATIONS) * rows["seed"].nunique() and set(rows["seed"]) >= set(SEEDS)
     assert set(rows[list(FIELDS)].itertuples(index=False, name=None)) == set(SITUATIONS)
     assert (rows["episodes"] == 160).all() and (rows["own_turns"] > 0).all()
 

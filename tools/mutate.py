@@ -125,10 +125,11 @@ def spare(source: str, part: Part) -> str:
     unasked = [node for node in named if node.name in part.without or (part.only and node.name not in part.only)]
     inside = {child for node in unasked for child in ast.walk(node)}
     raises = [node for node in ast.walk(tree) if isinstance(node, ast.Raise) and node not in inside]
-    for node in [*unasked, *raises]:
-        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
+    for node in unasked:  # the mark stands behind the colon
+        lines[node.body[0].lineno - 2] += "  # pragma: no mutate block"
+    for node in raises:
         indent = " " * node.col_offset
-        lines[first] = f"{indent}# pragma: no mutate start\n{lines[first]}"
+        lines[node.lineno - 1] = f"{indent}# pragma: no mutate start\n{lines[node.lineno - 1]}"
         lines[node.end_lineno - 1] += f"\n{indent}# pragma: no mutate end"
     return "\n".join(lines) + "\n"
 
