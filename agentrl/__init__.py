@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: a6c4adc34b2df33b
+# Body: 7dbdfe6e809f0e77
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -694,6 +694,7 @@ __all__ = [
     "summarize_estimates",
     "summed_log_ratio",
     "switch_points",
+    "symptom_table",
     "symptoms",
     "table_arrays",
     "take_groups",
@@ -1465,6 +1466,7 @@ _HOME = {
     "BEHAVIOUR": "diagnosis",
     "OPERATIONS": "diagnosis",
     "SYMPTOMS": "diagnosis",
+    "symptom_table": "diagnosis",
     "with_rewards": "exhibits",
     "with_logp": "exhibits",
     "dump_with_critic": "exhibits",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_diagnose.py. Do not edit: change it there, then `make export`.
-# Body: 93c27ebdabec2c96
+# Body: 7e8a1a89f56a00cc
 """14.9 Diagnose a batch from any trainer."""
 
 import inspect
@@ -466,3 +466,13 @@ OPERATIONS = symptoms("""
     slow tasks disappear from training | staleness limits favour fast ones | 13.7
 """)
 SYMPTOMS = CURVES + BEHAVIOUR + OPERATIONS
+
+
+# 14_faults/14_9_diagnose, cell 23
+def symptom_table(links, rows=SYMPTOMS):
+    """The list as a Markdown table, a row a symptom; links: {'14.9': a Markdown link} for each section."""
+    causes = {}
+    for row in rows:
+        causes.setdefault(row['symptom'], []).append(f'{row["mechanism"]} ({links[row["section"]]})')
+    head = ['| symptom | what may be behind it |', '|---|---|']
+    return '\n'.join(head + [f'| {symptom} | {"; ".join(found)} |' for symptom, found in causes.items()])

@@ -20,10 +20,11 @@ from typing import Annotated
 
 import typer
 
+from agentrl.diagnosis import symptom_table
 from tools.export import Module, defined_names, public_names, read_modules
 from tools.figures import FIGURES, made
 from tools.notebooks import ROOT, code_cells, find_notebooks, read_source, section, title, write_atomically
-from tools.symptoms import symptom_table
+from tools.symptoms import section_links
 
 PAGES = ROOT / "site"
 SITE = ROOT / ".site"
@@ -375,7 +376,7 @@ def glossary_page() -> str:
 def start_page() -> str:
     """The start page, with what is kept elsewhere put in."""
     parts = {"reading orders": hand_page("reading_orders.md").replace("\n## ", "\n### ").replace("# ", "## ", 1)}
-    parts |= {"symptoms": symptom_table(), "chapters": chapter_list()}
+    parts |= {"symptoms": symptom_table(section_links()), "chapters": chapter_list()}
     return re.sub(r"<!-- (.+?) -->", lambda mark: parts[mark[1]], hand_page("index.md"))
 
 

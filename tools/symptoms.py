@@ -3,9 +3,7 @@
     python -m tools.symptoms
 """
 
-from itertools import groupby
-
-from agentrl.diagnosis import SYMPTOMS
+from agentrl.diagnosis import symptom_table
 from tools.notebooks import ROOT, find_notebooks, read_source, title
 
 
@@ -19,14 +17,5 @@ def section_links() -> dict[str, str]:
     return links
 
 
-def symptom_table() -> str:
-    """A Markdown table: one row a symptom, with its mechanisms and the sections that show them."""
-    links, rows = section_links(), ["| symptom | what may be behind it |", "|---|---|"]
-    for symptom, causes in groupby(SYMPTOMS, key=lambda row: row["symptom"]):
-        text = "; ".join(f"{cause['mechanism']} ({links[cause['section']]})" for cause in causes)
-        rows.append(f"| {symptom} | {text} |")
-    return "\n".join(rows)
-
-
 if __name__ == "__main__":
-    print(symptom_table())
+    print(symptom_table(section_links()))

@@ -146,27 +146,12 @@ def section_links(folder):
 links = section_links('..')
 print('12.3 is', links['12.3'])
 
-
-# %%
-def symptom_rows(symptoms, links):
-    """A Markdown table, a row a symptom, with what may be behind it and where that is shown."""
-    causes = {}
-    for row in symptoms:
-        text = f'{row["mechanism"]} ({links[row["section"]]})'
-        causes.setdefault(row['symptom'], []).append(text)
-    head = ['| you see | what may be behind it |', '|:---|:---|']
-    return '\n'.join(head + [f'| {symptom} | {"; ".join(found)} |' for symptom, found in causes.items()])
-
-
-first = {'symptom': 'nothing is learned', 'mechanism': 'an inverted mask', 'section': '14.1'}
-print(symptom_rows([first], links))
-
 # %%
 from IPython.display import Markdown
 
-from agentrl.diagnosis import SYMPTOMS
+from agentrl.diagnosis import symptom_table
 
-Markdown(symptom_rows(SYMPTOMS, links))
+Markdown(symptom_table(links))
 
 # %% [markdown]
 # ## Where to go with a question

@@ -629,6 +629,24 @@ SYMPTOMS = CURVES + BEHAVIOUR + OPERATIONS
 pd.DataFrame(SYMPTOMS).set_index('symptom')
 
 # %% [markdown]
+# The README, the start page and [Start here](../00_start_here/00_0_start_here.ipynb) show it with links to the
+# sections, a row a symptom.
+
+# %%
+#@save
+def symptom_table(links, rows=SYMPTOMS):
+    """The list as a Markdown table, a row a symptom; links: {'14.9': a Markdown link} for each section."""
+    causes = {}
+    for row in rows:
+        causes.setdefault(row['symptom'], []).append(f'{row["mechanism"]} ({links[row["section"]]})')
+    head = ['| symptom | what may be behind it |', '|---|---|']
+    return '\n'.join(head + [f'| {symptom} | {"; ".join(found)} |' for symptom, found in causes.items()])
+
+
+# %%
+print(symptom_table({row['section']: row['section'] for row in SYMPTOMS}, SYMPTOMS[:4]))
+
+# %% [markdown]
 # ## What was seen
 #
 # On a dump of the book's own trainer 17 of 21 checks ran, all green; with the mask one column early one was
