@@ -143,6 +143,7 @@ def section_links(folder):
     return links
 
 
+# %%
 links = section_links('..')
 print('12.3 is', links['12.3'])
 
