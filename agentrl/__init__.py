@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 7dbdfe6e809f0e77
+# Body: 16e4f2f96cf9c98e
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -248,6 +248,7 @@ __all__ = [
     "averaged_log_ratio",
     "balanced_batch",
     "base_episodes",
+    "base_steps",
     "base_weights",
     "batch_figure",
     "batch_values",
@@ -392,6 +393,7 @@ __all__ = [
     "draw_names",
     "draw_seeds",
     "draw_seeds_and_tasks",
+    "draw_tasks",
     "drop_truncation",
     "dump_path",
     "dump_step",
@@ -413,6 +415,7 @@ __all__ = [
     "evaluate_context",
     "evaluation_due",
     "execute_prefix",
+    "exercise",
     "exit_with",
     "expanded_level",
     "explained_variance",
@@ -775,6 +778,7 @@ __all__ = [
     "with_logp",
     "with_ones",
     "with_rewards",
+    "with_samples",
     "without_nan",
     "worker_was_killed",
     "write_dump",
@@ -941,6 +945,7 @@ _HOME = {
     "add_token": "sampling",
     "rollout_batch": "sampling",
     "sample_groups": "sampling",
+    "draw_tasks": "sampling",
     "sample_step": "sampling",
     "DEMONSTRATED": "base",
     "choose": "base",
@@ -1043,6 +1048,7 @@ _HOME = {
     "rl_update": "training",
     "minibatch_step": "training",
     "group_batch": "training",
+    "train_steps": "training",
     "train_rl": "training",
     "ARMS": "arms",
     "arm_config": "arms",
@@ -1084,6 +1090,7 @@ _HOME = {
     "REPEATS": "evidence",
     "difference": "evidence",
     "verdict": "evidence",
+    "exercise": "exercises",
     "per_call_rewards": "call_credit",
     "ESTIMATES": "call_credit",
     "critic_credit": "call_credit",
@@ -1114,6 +1121,7 @@ _HOME = {
     "run_contexts": "context",
     "ContextTrajectory": "context",
     "call_sample": "context",
+    "with_samples": "context",
     "context_rollout_batch": "context",
     "call_batch": "context",
     "context_groups": "context",
@@ -1539,7 +1547,7 @@ _HOME = {
     "credit_by_lambda": "credit_explorer",
     "lambda_figure": "credit_explorer",
     "explore_lambda": "credit_explorer",
-    "train_steps": "live_training",
+    "base_steps": "live_training",
     "TURNED": "live_training",
     "BEHAVIOR": "live_training",
     "knob_runs": "live_training",

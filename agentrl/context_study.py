@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_4_context_training.py. Do not edit: change it there, then `make export`.
-# Body: 64ccd4095cef3dc8
+# Body: b034e9d394dea1bf
 """12.4.1 Train in the context in which you deploy."""
 
 from functools import partial
@@ -40,15 +40,15 @@ def train_and_cross(arm, seed=0, base_seed=0):
     """A run of CONTEXT_ARMS; its 'heldout' is a list of rows, one for each context of evaluation."""
     context = CONTEXT_ARMS[arm].get('context')
     run = train_context(context, seed, base_seed) if context else train_arm('default', seed, base_seed)
-    return run | {'heldout': cross_evaluate(policy_from(run['weights']))}
+    return run | {'heldout': cross_evaluate(policy_from(run['weights']), seed)}
 
 
 # 12_multi_turn/12_4_context_training, cell 4
-def cross_evaluate(policy):
-    """Behaviour on the held-out tasks under each of CONTEXTS, with the same names and uniforms."""
+def cross_evaluate(policy, seed=0):
+    """Behaviour on the held-out tasks under each of CONTEXTS, with the names and uniforms of a run seed."""
     tok, tasks, rows = build_tokenizer(make_tasks('all')), make_tasks('heldout'), []
     for name, context in CONTEXTS.items():
-        rng = torch.Generator().manual_seed(EVALUATION['seed'])
+        rng = torch.Generator().manual_seed(EVALUATION['seed'] + seed)
         stats = evaluate_context(policy, tasks, tok, EVALUATION['samples'], rng, RLConfig(), context)
         rows.append({'evaluated': name} | stats)
     return rows

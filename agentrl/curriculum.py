@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_3_budget_and_penalty.py. Do not edit: change it there, then `make export`.
-# Body: c7901a625407ee41
+# Body: aeb6aec08a06a6bb
 """12.3 A turn budget and a cost for each call decide what is learned."""
 
 from dataclasses import replace
@@ -11,6 +11,7 @@ from agentrl.arms import EVALUATION, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import check_count
+from agentrl.exercises import exercise
 from agentrl.sampling import sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
@@ -48,7 +49,7 @@ CURRICULUM_ARMS = {
 @cached('curriculum', 'base')
 def train_stages(stages, cfg, base_seed, evaluation):
     """Train the RL base through stages of turn budgets; evaluated under the last one, as in 9.3."""
-    tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(evaluation['seed'])
+    tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
     policy, steps = make_rl_base(tok, base_seed), sum(n for n, _ in stages)
     history = train_rl(policy, make_tasks('train'), tok, cfg, steps, sample=scheduled(budget_of(stages)))
     final = replace(cfg, max_turns=stages[-1][1])
@@ -66,14 +67,11 @@ CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum
 
 
 # 12_multi_turn/12_3_budget_and_penalty, cell 12
+@exercise
 def check_budget(attempt):
     """Try `attempt(step)` as six turns for 20 steps, then three: 'right', or what is wrong, in words."""
     right = budget_of(CURRICULUM_ARMS['6 turns, then 3']['stages'])
     for step in (0, 1, 19, 20, 21, 59, 1000):
-        try:
-            given = attempt(step)
-        except NotImplementedError:
-            return 'not written yet: replace the line that raises, then run this cell again'
-        if given != right(step):
+        if (given := attempt(step)) != right(step):
             return f'not yet: step {step} (the first is 0) has {right(step)} turns, not {given!r}'
     return 'right: six turns in steps 0 to 19, three from step 20 on'

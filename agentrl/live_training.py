@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/15_explorers/15_5_live_training.py. Do not edit: change it there, then `make export`.
-# Body: 5ce2b30f684a2793
+# Body: 51226fabd55cad26
 """15.5 Train while you watch, and stop when you have seen enough."""
 
 import html
@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 from threading import Event, Thread
 
 import matplotlib.pyplot as plt
-import torch
 from ipywidgets import HTML, Button, HBox, IntProgress, Layout, VBox
 
 from agentrl.arms import GRPO, SEEDS, STEPS, run_study
@@ -16,25 +15,18 @@ from agentrl.context import CONTEXTS, call_batch, context_step
 from agentrl.context_study import CONTEXT
 from agentrl.explorer import Explorer, encoded, figure_bytes, menu, picture_html, slider
 from agentrl.plotting import arm_color, use_style
-from agentrl.sampling import sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, behavior_stats, group_batch, rl_update
+from agentrl.training import RLConfig, train_steps
 
 
 # 15_explorers/15_5_live_training, cell 2
-def train_steps(cfg, context='full', steps=STEPS):
-    """Train the RL base; after each step yield its row of the history, as `train_rl` makes it."""
-    tok, tasks = build_tokenizer(make_tasks('all')), make_tasks('train')
-    policy, generator = make_rl_base(tok), torch.Generator().manual_seed(cfg.seed)
-    opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
-    sample, prepare = sample_step, group_batch
+def base_steps(cfg, context='full', steps=STEPS):
+    """`train_steps` of the RL base under a context policy of CONTEXTS."""
+    tok, parts = build_tokenizer(make_tasks('all')), {}
     if context != 'full':
-        sample, prepare = partial(context_step, context=CONTEXTS[context]), call_batch
-    for step in range(steps):
-        trajs = sample(policy, tasks, tok, cfg, generator)
-        update = rl_update(policy, opt, *prepare(trajs, tok, cfg), cfg)
-        yield {'step': step} | behavior_stats(trajs) | update
+        parts = {'sample': partial(context_step, context=CONTEXTS[context]), 'prepare': call_batch}
+    return train_steps(make_rl_base(tok), make_tasks('train'), tok, cfg, steps, **parts)
 
 
 # 15_explorers/15_5_live_training, cell 4
@@ -126,7 +118,7 @@ class LiveTraining(VBox):
         self.asked_to_stop.clear()
         self.rows, self.train.disabled, self.stop.disabled, self.note.value = [], True, False, 'first step'
         try:
-            for row in train_steps(RLConfig(**settings), context, steps):
+            for row in base_steps(RLConfig(**settings), context, steps):
                 self.rows = [*self.rows, row]
                 self.note.value = f'step {len(self.rows)} of {steps}: pass rate {row["pass_rate"]:.2f}'
                 self.show()

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: f3e9530141df31aa
+# Body: 7b079d992471ad34
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -74,9 +74,9 @@ STYLE = {
 
 
 # 00_start_here/00_2_figures_and_tables, cell 6
-def use_style():
-    """Draw in the style of this book from here on."""
-    plt.rcParams.update(STYLE)
+def use_style(dashes=False):
+    """Draw in the style of this book from here on; with `dashes`, lines of an axes are apart in grey, too."""
+    plt.rcParams.update(STYLE | ({'axes.prop_cycle': plt.cycler(linestyle=['-', '--', '-.', ':'])} if dashes else {}))
 
 
 # 00_start_here/00_2_figures_and_tables, cell 9

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_3_lockstep_sampler.py. Do not edit: change it there, then `make export`.
-# Body: 9bf0787ea1caaade
+# Body: 2142d9e97fccc23f
 """5.3 Sample many episodes in lockstep, and get the same tokens whatever the batch."""
 
 import torch
@@ -113,11 +113,17 @@ def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=No
 
 
 # 05_trajectories/05_3_lockstep_sampler, cell 11
-def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env, reader=CachedReader):
-    """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
+def draw_tasks(tasks, cfg, generator):
+    """`cfg.prompts_per_step` of `tasks`, drawn without replacement; ValueError if there are fewer."""
     if cfg.prompts_per_step > len(tasks):
         raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than '
                          f'the {len(tasks)} tasks there are')
     picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
-    picked = [tasks[n] for n in picks]
+    return [tasks[n] for n in picks]
+
+
+# 05_trajectories/05_3_lockstep_sampler, cell 11
+def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env, reader=CachedReader):
+    """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
+    picked = draw_tasks(tasks, cfg, generator)
     return sample_groups(policy, picked, tok, cfg, generator, env_factory, reader=reader)

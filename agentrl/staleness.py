@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_7_staleness.py. Do not edit: change it there, then `make export`.
-# Body: 11a0b5c2c4aee966
+# Body: 529bc4d1df2229d0
 """13.7 Limit how old a group may be, and see whom the limit removes."""
 
 import asyncio
@@ -301,7 +301,7 @@ def train_async(cfg, limits, base_seed, steps, evaluation):
     history = run_virtual(run_loop(policy, make_tasks('train'), tok, cfg, limits, steps))
     tasks = make_tasks('heldout')
     for name, some in (('all', tasks), ('slow', [task for task in tasks if task.edit in limits.slow_edits])):
-        rng = torch.Generator().manual_seed(evaluation['seed'])
+        rng = torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
         heldout.append({'evaluated': name} | evaluate(policy, some, tok, evaluation['samples'], rng, cfg))
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
 

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_5_tool_errors.py. Do not edit: change it there, then `make export`.
-# Body: b0e38e0c34769cd5
+# Body: 1fa3c36ef8582952
 """12.5 Give malformed calls a price, or they stay."""
 
 import gymnasium as gym
@@ -80,7 +80,7 @@ def train_with_early_stop(cfg, base_seed, steps, evaluation):
     policy, heldout = make_rl_base(tok, base_seed), []
     history = train_rl(policy, make_tasks('train'), tok, cfg, steps, make_early_stop_env)
     for name, factory in (('error observation', make_env), ('early stop', make_early_stop_env)):
-        rng = torch.Generator().manual_seed(evaluation['seed'])
+        rng = torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
         stats = evaluate(policy, make_tasks('heldout'), tok, evaluation['samples'], rng, cfg, factory)
         heldout.append({'evaluated': name} | stats)
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}

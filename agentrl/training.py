@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: b192f4db1b0aceb4
+# Body: 8f138f33653a6e7e
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
@@ -135,15 +135,22 @@ def group_batch(trajs, tok, cfg):
 
 
 # 09_grpo/09_2_training_loop, cell 10
-def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
-    """Train `policy` in place; returns the history, a dict of behaviour and update statistics a step."""
+def train_steps(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
+    """Train `policy` in place; after each step yield a dict of its behaviour and update statistics."""
     generator = torch.Generator().manual_seed(cfg.seed)
     opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
+    for step in range(steps):
+        trajs = sample(policy, tasks, tok, cfg, generator, env_factory)
+        update = rl_update(policy, opt, *prepare(trajs, tok, cfg), cfg)
+        yield {'step': step} | behavior_stats(trajs) | update
+
+
+# 09_grpo/09_2_training_loop, cell 10
+def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env, **parts):
+    """`train_steps` to the end, with progress; returns the history, a list of its rows. `parts`: as there."""
     history = []
-    with tqdm(range(steps), desc='RL') as progress:
-        for step in progress:
-            trajs = sample(policy, tasks, tok, cfg, generator, env_factory)
-            update = rl_update(policy, opt, *prepare(trajs, tok, cfg), cfg)
-            history.append({'step': step} | behavior_stats(trajs) | update)
-            progress.set_postfix_str(f"pass {history[-1]['pass_rate']:.2f}")
+    with tqdm(train_steps(policy, tasks, tok, cfg, steps, env_factory, **parts), desc='RL', total=steps) as progress:
+        for row in progress:
+            history.append(row)
+            progress.set_postfix_str(f"pass {row['pass_rate']:.2f}")
     return history

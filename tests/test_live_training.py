@@ -6,7 +6,7 @@ import pytest
 from agentrl.arms import arm_results
 from agentrl.base import make_rl_base
 from agentrl.context import CONTEXTS, call_batch, context_step
-from agentrl.live_training import KEPT, TURNED, LiveTraining, explore_knobs, knob_runs, train_steps
+from agentrl.live_training import KEPT, TURNED, LiveTraining, base_steps, explore_knobs, knob_runs
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, train_rl
@@ -24,10 +24,10 @@ def small():
 
 
 def test_a_loop_that_yields_is_the_loop_of_training():
-    assert list(train_steps(SMALL, steps=2)) == train_rl(make_rl_base(TOK), make_tasks("train"), TOK, SMALL, 2)
+    assert list(base_steps(SMALL, steps=2)) == train_rl(make_rl_base(TOK), make_tasks("train"), TOK, SMALL, 2)
     sample = partial(context_step, context=CONTEXTS["keep 1"])
     plain = train_rl(make_rl_base(TOK), make_tasks("train"), TOK, SMALL, 1, sample=sample, prepare=call_batch)
-    assert list(islice(train_steps(SMALL, "keep 1"), 1)) == plain
+    assert list(islice(base_steps(SMALL, "keep 1"), 1)) == plain
 
 
 def test_a_run_fills_the_bar_and_changes_the_curve(small):

@@ -206,10 +206,17 @@ def test_the_verdict_is_that_of_the_edited_source(base):
         assert traj.info["hidden_pass"] == run_tests(source, task.hidden_tests).passed == traj.reward
 
 
-@pytest.mark.parametrize("n_single, prompts", [(-1, 8), (9, 8), (4, 21)])
-def test_wrong_numbers_of_prompts(base, n_single, prompts):
+@pytest.mark.parametrize(
+    "n_single, prompts, message",
+    [
+        (-1, 8, "n_single=-1 must be from 0 to prompts_per_step=8"),
+        (9, 8, "n_single=9 must be from 0 to prompts_per_step=8"),
+        (4, 21, "prompts_per_step=21 is more than the 20 tasks there are"),
+    ],
+)
+def test_wrong_numbers_of_prompts(base, n_single, prompts, message):
     cfg = replace(CFG, prompts_per_step=prompts)
-    with pytest.raises(ValueError, match=f"n_single={n_single}, prompts_per_step={prompts}, 20 tasks"):
+    with pytest.raises(ValueError, match=message):
         sample_mixture(base, make_tasks("train"), TOK, cfg, rng(), n_single=n_single)
 
 

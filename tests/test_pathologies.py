@@ -404,7 +404,7 @@ class Generous(TurnsLeft):
     "wrap, says",
     [
         (TurnsLeft, "right"),
-        (unsolved, "not filled in"),
+        (unsolved, "not written yet"),
         (lambda env: env, "should be"),
         (OneWord, "left 1 1"),
         (Generous, "reward, ends and info"),
@@ -418,7 +418,7 @@ def test_the_check_of_turns_left_says_what_is_wrong(wrap, says):
     "rewards_of, says",
     [
         (lambda r, c, v: r + v.detach().where(c, 0.0), "right"),
-        (unsolved, "not filled in"),
+        (unsolved, "not written yet"),
         (lambda r, c, v: r + v * c, "detach"),
         (lambda r, c, v: r + v.detach(), "not cut"),
         (lambda r, c, v: v.detach().where(c, r), "count as 0.55 but counts as 0.75"),

@@ -210,7 +210,7 @@ def test_training_is_adam_on_what_its_hooks_give():
         return make_env(cfg)
 
     policy = tiny()
-    history = train_rl(policy, TASKS, TOK, cfg, 3, factory, sample, prepare)
+    history = train_rl(policy, TASKS, TOK, cfg, 3, factory, sample=sample, prepare=prepare)
     assert seen == [("sample", TASKS, TOK, cfg, factory), ("prepare", TOK, cfg)] * 3
     plain, rows, generator = tiny(), [], torch.Generator().manual_seed(3)
     opt = torch.optim.Adam(plain.parameters(), lr=0.01, eps=1e-5)

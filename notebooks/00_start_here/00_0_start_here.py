@@ -71,10 +71,10 @@ explore_tokens()
 # %%
 import pandas as pd
 
-from agentrl.live_training import train_steps
+from agentrl.live_training import base_steps
 from agentrl.training import RLConfig
 
-rows = list(train_steps(RLConfig(prompts_per_step=4), steps=3))
+rows = list(base_steps(RLConfig(prompts_per_step=4), steps=3))
 pd.DataFrame(rows)[['step', 'episodes', 'pass_rate', 'reads', 'turns']].round(3)
 
 # %% [markdown]

@@ -86,13 +86,13 @@ import torch
 
 from agentrl.base import make_rl_base
 from agentrl.sampling import sample_groups
+from agentrl.step_groups import call_texts
 from agentrl.training import RLConfig
 
 
 def calls_of(traj):
     """The calls of a trajectory in words."""
-    words = tok.decode(traj.ids[1:][traj.action_mask].tolist()).replace('<call>', '')
-    return ' | '.join(' '.join(call.split()) for call in words.split('</call>') if call.strip())
+    return ' | '.join(text.removeprefix('<call> ').removesuffix(' </call>') for text in call_texts(traj))
 
 
 policy, train, cfg = make_rl_base(tok), make_tasks('train'), RLConfig()

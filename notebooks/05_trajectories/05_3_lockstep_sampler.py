@@ -236,13 +236,18 @@ def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=No
     return rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, generator, reader)
 
 
-def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env, reader=CachedReader):
-    """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
+def draw_tasks(tasks, cfg, generator):
+    """`cfg.prompts_per_step` of `tasks`, drawn without replacement; ValueError if there are fewer."""
     if cfg.prompts_per_step > len(tasks):
         raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than '
                          f'the {len(tasks)} tasks there are')
     picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
-    picked = [tasks[n] for n in picks]
+    return [tasks[n] for n in picks]
+
+
+def sample_step(policy, tasks, tok, cfg, generator, env_factory=make_env, reader=CachedReader):
+    """Groups of `cfg.prompts_per_step` tasks drawn without replacement: list of Trajectory."""
+    picked = draw_tasks(tasks, cfg, generator)
     return sample_groups(policy, picked, tok, cfg, generator, env_factory, reader=reader)
 
 

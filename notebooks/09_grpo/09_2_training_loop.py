@@ -241,7 +241,8 @@ for size in (1, 7, 32):
 # rounding noise by rounding noise, and two machines drift apart sooner. `fused` updates all parameters in one
 # call instead of some 500 small ones.
 #
-# Later sections change one part of the loop and keep the rest: `env_factory` makes another environment,
+# The loop yields a row after each step: who asks for no further row has stopped it (section 15.5 does so by a
+# button). `train_rl` asks for all of them. Later sections change one part and keep the rest: `env_factory` makes another environment,
 # `sample` another sampler (section 12.4), `prepare` other batches and advantages (sections 12.2, 12.7).
 
 # %%
@@ -252,17 +253,23 @@ def group_batch(trajs, tok, cfg):
     return batch, compute_advantages(batch, cfg)
 
 
-def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
-    """Train `policy` in place; returns the history, a dict of behaviour and update statistics a step."""
+def train_steps(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
+    """Train `policy` in place; after each step yield a dict of its behaviour and update statistics."""
     generator = torch.Generator().manual_seed(cfg.seed)
     opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
+    for step in range(steps):
+        trajs = sample(policy, tasks, tok, cfg, generator, env_factory)
+        update = rl_update(policy, opt, *prepare(trajs, tok, cfg), cfg)
+        yield {'step': step} | behavior_stats(trajs) | update
+
+
+def train_rl(policy, tasks, tok, cfg, steps=40, env_factory=make_env, **parts):
+    """`train_steps` to the end, with progress; returns the history, a list of its rows. `parts`: as there."""
     history = []
-    with tqdm(range(steps), desc='RL') as progress:
-        for step in progress:
-            trajs = sample(policy, tasks, tok, cfg, generator, env_factory)
-            update = rl_update(policy, opt, *prepare(trajs, tok, cfg), cfg)
-            history.append({'step': step} | behavior_stats(trajs) | update)
-            progress.set_postfix_str(f"pass {history[-1]['pass_rate']:.2f}")
+    with tqdm(train_steps(policy, tasks, tok, cfg, steps, env_factory, **parts), desc='RL', total=steps) as progress:
+        for row in progress:
+            history.append(row)
+            progress.set_postfix_str(f"pass {row['pass_rate']:.2f}")
     return history
 
 

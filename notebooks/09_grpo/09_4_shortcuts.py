@@ -80,8 +80,7 @@ table.round(3)
 # %%
 import matplotlib.pyplot as plt
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 labels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}
 fig = plot_panels(history, arms, labels, 'A leaking name: three seeds (line: mean, band: seed range)')
 save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', *labels]])

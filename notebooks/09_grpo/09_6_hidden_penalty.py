@@ -199,8 +199,7 @@ pd.DataFrame(differences).rename_axis('divided minus not divided')
 # %%
 import matplotlib.pyplot as plt
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'turns': 'calls an episode', 'tests': 'tests an episode',
           'grad_norm': 'norm of the gradient'}
 shown = ['default', 'penalty 0.05', 'penalty 0.05, no std']

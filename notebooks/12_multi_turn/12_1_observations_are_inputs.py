@@ -185,6 +185,46 @@ side_by_side(table)
 # the maximum, that grow. With 24 turns one episode of the 160 runs out of context. These are properties of
 # the *policy*: one that never submits would fill every budget (section 12.7).
 #
+# ## The exercises of this chapter
+#
+# Most of the sections that follow end with a function for you to write, and a check that tries it and says in
+# words what is wrong. Until you have written it, it raises NotImplementedError. What a check says then is the
+# same for all, so it stands here, once; a solved notebook for each lies in
+# [solutions](../solutions/s_12_2_telescoping.ipynb).
+
+# %%
+#@save exercises
+from functools import wraps
+
+
+def exercise(check):
+    """The check of an exercise, which says so if the attempt (its only argument) is not written yet."""
+    @wraps(check)
+    def checked(attempt):
+        try:
+            return check(attempt)
+        except NotImplementedError:
+            return 'not written yet: replace the line that raises, then run this cell again'
+
+    return checked
+
+
+# %%
+@exercise
+def check_double(attempt):
+    """'right' if the attempt doubles a number, else what is wrong."""
+    return 'right' if attempt(2) == 4 else f'the double of 2 is not {attempt(2)!r}'
+
+
+def my_double(x):
+    raise NotImplementedError
+
+
+print(check_double(my_double))
+print(check_double(lambda x: x + 1))
+print(check_double(lambda x: x + x))
+
+# %% [markdown]
 # ## What was seen
 #
 # All 166 positions of the policy carry gradient, and none of the 421 others. Without the mask the others

@@ -21,6 +21,7 @@
 # is about single calls; here is what becomes of it in forty steps.
 #
 # **Time** 15 min. **Assumes** [7.3](../07_advantages/07_3_turn_advantages.ipynb),
+# [7.4](../07_advantages/07_4_step_groups.ipynb),
 # [8.3](../08_ppo/08_3_whitening.ipynb), [9.3](../09_grpo/09_3_arms.ipynb). **Afterwards you can** train
 # with credit by episode, token or call, and judge by paired seeds which of them keeps a useless call.
 
@@ -37,6 +38,7 @@ from agentrl.cache import cached
 from agentrl.credit import gae_advantages, outcome_rewards, returns_to_go
 from agentrl.critic import batch_values, critic_step, fit_critic, make_critic
 from agentrl.episodes import collate
+from agentrl.exercises import exercise
 from agentrl.sampling import sample_groups
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
@@ -142,7 +144,7 @@ def train_with_critic(estimate, cfg, base_seed=0, steps=STEPS, evaluation=EVALUA
     critic, opt = warm_critic(policy, tok, cfg, torch.Generator().manual_seed(10_000 + cfg.seed))
     prepare = critic_credit(critic, opt, ESTIMATES[estimate])
     history = train_rl(policy, tasks, tok, cfg, steps, prepare=prepare)
-    rng = torch.Generator().manual_seed(evaluation['seed'])
+    rng = torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
     heldout = evaluate(policy, make_tasks('heldout'), tok, evaluation['samples'], rng, cfg)
     return {'weights': policy.state_dict(), 'critic': critic.state_dict(),
             'history': history, 'heldout': heldout}
@@ -182,8 +184,7 @@ runs[['arm', 'seed', *table['metric'].unique()]].round(3)
 # %%
 import matplotlib.pyplot as plt
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'tests': 'tests an episode', 'edits': 'edits an episode',
           'turns': 'calls an episode'}
 fig = plot_panels(history, list(runs['arm'].unique()), labels,
@@ -221,6 +222,8 @@ differences.round(3)
 
 # %%
 from agentrl.arms import policy_from
+from agentrl.environment import parse_call
+from agentrl.step_groups import call_texts
 
 run = train_critic_arm('turn GAE', seed=0)
 agent, critic = policy_from(run['weights']), make_critic(base)
@@ -228,14 +231,13 @@ critic.load_state_dict(run['critic'])
 shown = sample_groups(agent, tasks, tok, cfg, torch.Generator().manual_seed(1), n=4)
 
 
-def calls_of(traj):
-    """The tools that an episode called, in order."""
-    words = tok.decode(traj.ids[1:][traj.action_mask].tolist()).split('<call> ')[1:]
-    return [word.split()[0] for word in words]
+def tools_called(traj):
+    """The tools that an episode called, in order; a malformed call is 'invalid'."""
+    return [parse_call(text)[0] for text in call_texts(traj)]
 
 
 wanted = ['read', 'edit', 'test', 'submit']
-found = [traj for traj in shown if calls_of(traj) == wanted and traj.info['hidden_pass']]
+found = [traj for traj in shown if tools_called(traj) == wanted and traj.info['hidden_pass']]
 print(len(found), 'of', len(shown), 'episodes read, edit right, test and submit')
 
 # %%
@@ -252,7 +254,7 @@ starts = call_starts(mask, turn)[0].nonzero()[:, 0]                     # [K]
 value = values[0, starts]
 earned = torch.zeros(len(starts), dtype=torch.float64).scatter_add(0, turn[0].clamp(min=0), rewards[0])
 td = earned + torch.cat([value[1:], value.new_zeros(1)]) - value
-calls = pd.DataFrame({'call': calls_of(found[0]), 'value before': value, 'td error': td,
+calls = pd.DataFrame({'call': tools_called(found[0]), 'value before': value, 'td error': td,
                       'turn advantage': turn_level[starts]})
 spread = pd.Series(token_level.tolist())[mask[0].tolist()].groupby(turn[0][mask[0]].tolist())
 calls['token advantages, lowest'], calls['token advantages, highest'] = spread.min(), spread.max()
@@ -297,6 +299,7 @@ save_figure(fig, '12_1_one_episode', calls.round(3))          # a critic's last 
 
 # %%
 #@save
+@exercise
 def check_call_advantages(attempt):
     """Try `attempt(rewards, values)`, lists of K fractions, as A_k at gamma = lambda = 1: what is wrong, in words."""
     rng = torch.Generator().manual_seed(0)
@@ -305,10 +308,7 @@ def check_call_advantages(attempt):
                            for _ in range(2))
         td = [r + after - v for r, after, v in zip(rewards, [*values[1:], 0], values, strict=True)]
         right = [sum(td[k:]) for k in range(n_calls)]                   # GAE with gamma = lambda = 1
-        try:
-            given = list(attempt(list(rewards), list(values)))
-        except NotImplementedError:
-            return 'not written yet: replace the line that raises, then run this cell again'
+        given = list(attempt(list(rewards), list(values)))
         if given != right:
             shown = ', '.join(f'{name} {[str(x) for x in row]}' for name, row in (
                 ('rewards', rewards), ('values', values), ('right', right), ('yours', given)))

@@ -36,8 +36,9 @@ import torch
 from agentrl.advantages import group_advantages
 from agentrl.environment import check_count, make_env, parse_call
 from agentrl.episodes import MAX_CALL_TOKENS, OWNER, Episode, Trajectory, collate, make_trajectory
+from agentrl.exercises import exercise
 from agentrl.gradient import keep_only
-from agentrl.sampling import CachedReader, sample_next
+from agentrl.sampling import CachedReader, draw_tasks, sample_next
 from agentrl.tasks import infer_op, make_tasks, randomize_names
 from agentrl.tokenizer import OBS, OBS_END, build_tokenizer
 from agentrl.training import RLConfig, heldout_stats
@@ -299,6 +300,13 @@ def call_sample(traj, k, context):
     return Trajectory(ids, mask[1:], logp[1:], traj.reward, traj.info, owner, turn, traj.tok)
 
 
+def with_samples(episode, first=0):
+    """The trajectory of a finished ContextEpisode, with its calls from number `first` on as samples."""
+    traj = make_trajectory(episode)
+    samples = [call_sample(traj, k, episode.context) for k in range(first, traj.info['n_turns'])]
+    return ContextTrajectory(**vars(traj), samples=samples)
+
+
 # %%
 #@save
 def context_rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator,
@@ -313,9 +321,7 @@ def context_rollout_batch(model, envs, tasks, tok, max_turns, temperature, gener
     noise = torch.cat([torch.rand(len(episodes), n, generator=generator, dtype=torch.float64)
                        for n in (model.max_len, more)], 1)  # the first as in rollout_batch
     run_contexts(model, episodes, temperature, noise, reader)
-    trajs = [make_trajectory(episode) for episode in episodes]
-    return [ContextTrajectory(**vars(traj), samples=[
-        call_sample(traj, k, context) for k in range(traj.info['n_turns'])]) for traj in trajs]
+    return [with_samples(episode) for episode in episodes]
 
 
 # %% [markdown]
@@ -533,12 +539,7 @@ def context_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=N
 
 def context_step(policy, tasks, tok, cfg, generator, env_factory=make_env, context=CONTEXTS['full']):
     """`sample_step` under a context policy: groups of `cfg.prompts_per_step` tasks."""
-    if cfg.prompts_per_step > len(tasks):
-        raise ValueError(f'prompts_per_step={cfg.prompts_per_step} is more than '
-                         f'the {len(tasks)} tasks there are')
-    picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
-    picked = [tasks[n] for n in picks]
-    return context_groups(policy, picked, tok, cfg, generator, env_factory, context=context)
+    return context_groups(policy, draw_tasks(tasks, cfg, generator), tok, cfg, generator, env_factory, context=context)
 
 
 # %%
@@ -590,15 +591,13 @@ def compacted(calls, note, tok):
     return episode, prompt + tok.encode(f'{OBS} {note} {OBS_END}' if note else '') + last * (k > 0)
 
 
+@exercise
 def check_compaction(view):
     """Try `view(ids, owner, turn, k, tok)` on COMPACTION_CASES; a text that says what is wrong."""
     tok = build_tokenizer(make_tasks('all'))
     for calls, note in COMPACTION_CASES:
         episode, expected = compacted(calls, note, tok)
-        try:
-            found = list(view(episode.ids, episode.owner, episode.turn, len(calls), tok))
-        except NotImplementedError:
-            return 'Nothing to check yet: write the function, then run this cell again.'
+        found = list(view(episode.ids, episode.owner, episode.turn, len(calls), tok))
         if found != expected:
             return (f'Not yet. After the calls {list(calls)} the next one should see\n'
                     f'  {tok.decode(expected)}\nbut your function shows\n  {tok.decode(found)}')

@@ -21,7 +21,8 @@
 # trained for it? We will see every run pass in the context it was trained in, some fail badly elsewhere,
 # and masking halve the tokens that an agent reads.
 #
-# **Time** 25 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb), [12.4](12_4_context_management.ipynb).
+# **Time** 25 min. **Assumes** [7.4](../07_advantages/07_4_step_groups.ipynb),
+# [9.3](../09_grpo/09_3_arms.ipynb), [12.4](12_4_context_management.ipynb).
 # **Afterwards you can** read a cross table of training and deployment contexts, and tell tokens saved from
 # tokens that a prefix cache had spared anyway.
 
@@ -89,14 +90,14 @@ def train_and_cross(arm, seed=0, base_seed=0):
     """A run of CONTEXT_ARMS; its 'heldout' is a list of rows, one for each context of evaluation."""
     context = CONTEXT_ARMS[arm].get('context')
     run = train_context(context, seed, base_seed) if context else train_arm('default', seed, base_seed)
-    return run | {'heldout': cross_evaluate(policy_from(run['weights']))}
+    return run | {'heldout': cross_evaluate(policy_from(run['weights']), seed)}
 
 
-def cross_evaluate(policy):
-    """Behaviour on the held-out tasks under each of CONTEXTS, with the same names and uniforms."""
+def cross_evaluate(policy, seed=0):
+    """Behaviour on the held-out tasks under each of CONTEXTS, with the names and uniforms of a run seed."""
     tok, tasks, rows = build_tokenizer(make_tasks('all')), make_tasks('heldout'), []
     for name, context in CONTEXTS.items():
-        rng = torch.Generator().manual_seed(EVALUATION['seed'])
+        rng = torch.Generator().manual_seed(EVALUATION['seed'] + seed)
         stats = evaluate_context(policy, tasks, tok, EVALUATION['samples'], rng, RLConfig(), context)
         rows.append({'evaluated': name} | stats)
     return rows
@@ -275,21 +276,16 @@ from collections import Counter
 
 from agentrl.arms import trained_policy
 from agentrl.context import context_groups
-from agentrl.episodes import OWNER
-from agentrl.tokenizer import TOOLS
+from agentrl.environment import parse_call
+from agentrl.step_groups import call_texts
 
 tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(EVALUATION['seed'])
 policy = trained_policy('default', 1)
 trajs = context_groups(policy, make_tasks('heldout'), tok, RLConfig(), rng, n=6, context=CONTEXTS['keep 2'])
 
 
-def tools_called(traj):
-    """The tools of an episode's calls, in order."""
-    words = [tok.itos[i] for i in traj.ids[traj.owner == OWNER['policy']].tolist()]
-    return ' '.join(word for word in words if word in TOOLS)
-
-
-for calls, count in Counter(map(tools_called, trajs)).most_common(3):
+made = [' '.join(parse_call(text)[0] for text in call_texts(traj)) for traj in trajs]
+for calls, count in Counter(made).most_common(3):
     print(count, calls)
 print(next(traj for traj in trajs if not traj.info['submitted']).samples[3])
 

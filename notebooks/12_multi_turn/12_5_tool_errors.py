@@ -280,7 +280,7 @@ def train_with_early_stop(cfg, base_seed, steps, evaluation):
     policy, heldout = make_rl_base(tok, base_seed), []
     history = train_rl(policy, make_tasks('train'), tok, cfg, steps, make_early_stop_env)
     for name, factory in (('error observation', make_env), ('early stop', make_early_stop_env)):
-        rng = torch.Generator().manual_seed(evaluation['seed'])
+        rng = torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
         stats = evaluate(policy, make_tasks('heldout'), tok, evaluation['samples'], rng, cfg, factory)
         heldout.append({'evaluated': name} | stats)
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}

@@ -37,8 +37,9 @@ from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
 from agentrl.environment import ACTIONS, EditBudgetEnv, parse_call, passes
+from agentrl.exercises import exercise
 from agentrl.rewards import make_reward
-from agentrl.sampling import sample_groups
+from agentrl.sampling import draw_tasks, sample_groups
 from agentrl.tasks import compact_source, make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, behavior_stats, group_batch, heldout_stats, train_rl
@@ -138,11 +139,9 @@ def sample_named(policy, tasks, tok, cfg, generator, env_factory=make_mixed_env,
 
 def sample_mixture(policy, tasks, tok, cfg, generator, env_factory=make_mixed_env, n_single=4):
     """`sample_step`, but the first `n_single` of the prompts drawn are single-turn: list of Trajectory."""
-    if not 0 <= n_single <= cfg.prompts_per_step <= len(tasks):
-        raise ValueError(f'n_single={n_single}, prompts_per_step={cfg.prompts_per_step}, {len(tasks)} tasks: '
-                         'allowed is 0 <= n_single <= prompts_per_step <= number of tasks')
-    picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
-    picked = [tasks[n] for n in picks]
+    if not 0 <= n_single <= cfg.prompts_per_step:
+        raise ValueError(f'n_single={n_single} must be from 0 to prompts_per_step={cfg.prompts_per_step}')
+    picked = draw_tasks(tasks, cfg, generator)
     mixed = [single_turn(task) for task in picked[:n_single]] + picked[n_single:]
     return sample_named(policy, mixed, tok, cfg, generator, env_factory)
 
@@ -305,6 +304,7 @@ pd.Series(row).round(3)
 
 # %%
 #@save
+@exercise
 def check_single_share(attempt):
     """Try `attempt(lengths, single, mode)` on all aggregations: 'right', or what is wrong, in words."""
     rng = torch.Generator().manual_seed(0)
@@ -312,10 +312,7 @@ def check_single_share(attempt):
         lengths = torch.randint(1, 20, (6,), generator=rng)
         single = torch.tensor([True, True, False, True, False, False])
         right = single_share(loss_weights(torch.arange(20) < lengths[:, None], mode), single)
-        try:
-            given = attempt(lengths.tolist(), single.tolist(), mode)
-        except NotImplementedError:
-            return 'not written yet: replace the line that raises, then run this cell again'
+        given = attempt(lengths.tolist(), single.tolist(), mode)
         if not isinstance(given, float) or abs(given - right) > 1e-9:
             return (f'{mode}: six episodes of {lengths.tolist()} policy tokens, single-turn where '
                     f'{single.tolist()}: the share is {right:.6f}, not {given!r}')
@@ -350,11 +347,11 @@ def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
     tok = build_tokenizer(make_tasks('all'))
     policy, rows, heldout = make_rl_base(tok, base_seed), [], []
     history = train_rl(policy, make_tasks('train'), tok, cfg, steps, make_mixed_env,
-                       partial(sample_mixture, n_single=n_single),
-                       recording(balanced_batch if balanced else group_batch, rows))
+                       sample=partial(sample_mixture, n_single=n_single),
+                       prepare=recording(balanced_batch if balanced else group_batch, rows))
     multi = make_tasks('heldout')
     for name, tasks in (('multi-turn', multi), ('single-turn', [single_turn(task) for task in multi])):
-        rng = torch.Generator().manual_seed(evaluation['seed'])
+        rng = torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
         stats = heldout_stats(tasks, sample_named(policy, tasks, tok, cfg, rng, n=evaluation['samples']))
         heldout.append({'evaluated': name} | stats)
     history = [step | row for step, row in zip(history, rows, strict=True)]
@@ -412,8 +409,7 @@ runs.round(3)
 # %%
 import matplotlib.pyplot as plt
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 MIXED = [arm for arm in MIXTURE.arms if arm not in ('multi-turn only', 'single-turn only')]
 labels = {'single_turn_pass_rate': 'pass rate, single-turn', 'multi_turn_pass_rate': 'pass rate, multi-turn',
           'single_share_tokens': 'single-turn share of tokens',

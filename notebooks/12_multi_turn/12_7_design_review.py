@@ -37,15 +37,16 @@ from agentrl.cache import cached
 from agentrl.context import (
     CONTEXTS,
     ContextEpisode,
-    ContextTrajectory,
     call_batch,
-    call_sample,
     mask_observations,
     pick,
     run_contexts,
+    with_samples,
 )
 from agentrl.environment import make_env
-from agentrl.episodes import OWNER, make_trajectory
+from agentrl.episodes import OWNER
+from agentrl.exercises import exercise
+from agentrl.sampling import draw_tasks
 from agentrl.tasks import make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, heldout_stats, train_rl
@@ -81,9 +82,7 @@ def late_rollout(model, tasks, tok, cfg, generator, context, history):
                              history) for task in named]
     noise = torch.rand(len(tasks), model.max_len, generator=generator, dtype=torch.float64)
     run_contexts(model, episodes, cfg.temperature, noise)
-    trajs = [make_trajectory(episode) for episode in episodes]
-    return [ContextTrajectory(**vars(traj), samples=[
-        call_sample(traj, k, context) for k in range(len(history), traj.info['n_turns'])]) for traj in trajs]
+    return [with_samples(episode, len(history)) for episode in episodes]
 
 
 # %%
@@ -135,9 +134,9 @@ SITUATIONS = [(6, 'full', 'nothing', 0)] + [
     for history in HISTORIES for length in ((0,) if history == 'nothing' else (1, 4, 8))]
 
 
-def review_row(policy, max_turns, context, history, length):
+def review_row(policy, seed, max_turns, context, history, length):
     """Behaviour of held-out episodes in a situation; `own_` counts leave out the calls of the history."""
-    tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(EVALUATION['seed'])
+    tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(EVALUATION['seed'] + seed)
     copies = [task for task in make_tasks('heldout') for _ in range(EVALUATION['samples'])]
     calls, situation = HISTORIES[history](length), (max_turns, context, history, length)
     trajs = late_rollout(policy, copies, tok, RLConfig(max_turns=max_turns), rng, VIEWS[context], calls)
@@ -180,9 +179,8 @@ STARTS = {'the start': no_history, 'anywhere': random_history}
 def rehearsed_step(policy, tasks, tok, cfg, generator, env_factory=make_env, context=VIEWS['keep 3'],
                    draw_history=no_history):
     """A `sample` for train_rl: groups of episodes under a context policy, each group behind one history."""
-    picks = torch.randperm(len(tasks), generator=generator)[:cfg.prompts_per_step].tolist()
-    return [traj for n in picks for traj in late_rollout(
-        policy, [tasks[n]] * cfg.group_size, tok, cfg, generator, context, draw_history(generator))]
+    return [traj for task in draw_tasks(tasks, cfg, generator) for traj in late_rollout(
+        policy, [task] * cfg.group_size, tok, cfg, generator, context, draw_history(generator))]
 
 
 @cached('review', 'base')
@@ -210,7 +208,7 @@ def train_and_review(arm, seed=0, base_seed=0):
     run = (train_review(**settings, cfg=RLConfig(max_turns=12, seed=seed), base_seed=base_seed) if settings
            else train_arm('default', seed, base_seed))
     policy = policy_from(run['weights'])
-    return run | {'heldout': [review_row(policy, *situation) for situation in SITUATIONS]}
+    return run | {'heldout': [review_row(policy, seed, *situation) for situation in SITUATIONS]}
 
 
 REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'))
@@ -233,13 +231,11 @@ SHIFTS = {                                          # shift: what differs, what 
 }
 
 
+@exercise
 def check_pair(attempt):
     """Try `attempt(shift)` -> two of SITUATIONS on every shift: 'right', or what is wrong, in words."""
     for shift, (field, shared, new) in SHIFTS.items():
-        try:
-            pair = [dict(zip(FIELDS, situation, strict=True)) for situation in attempt(shift)]
-        except NotImplementedError:
-            return 'not written yet: replace the line that raises, then run this cell again'
+        pair = [dict(zip(FIELDS, situation, strict=True)) for situation in attempt(shift)]
         if len(pair) != 2 or any(tuple(one.values()) not in SITUATIONS for one in pair):
             return f'{shift}: {attempt(shift)!r} is not a pair of SITUATIONS'
         if (differ := [name for name in FIELDS if pair[0][name] != pair[1][name]]) != [field]:
@@ -314,8 +310,7 @@ import matplotlib.pyplot as plt
 
 from agentrl.plotting import arm_color, spread_labels
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 fig, axes = plt.subplots(1, 3, figsize=(10.5, 3.6), sharey=True)
 mean = rows[rows['history'] == 'read, tests'].groupby(['arm', 'context', 'length'])['pass_rate'].mean()
 for ax, context in zip(axes, VIEWS, strict=True):

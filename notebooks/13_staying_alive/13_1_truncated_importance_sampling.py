@@ -356,8 +356,7 @@ def draw_toy(ax, curves, title):
     spread_labels(ax)
 
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.6))
 draw_toy(axes[0], {rule: x.numpy() for rule, (x, _) in runs.items()}, 'a bad action, from agreement')
 draw_toy(axes[1], {rule: x[:41].numpy() for rule, x in repairs.items()}, 'a good action, lost')

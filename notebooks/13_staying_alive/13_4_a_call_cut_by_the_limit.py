@@ -419,8 +419,7 @@ import matplotlib.pyplot as plt
 
 from agentrl.plotting import plot_bands, save_figure, save_table, spread_labels, use_style
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.4))
 labelled = {'pass': 'share of episodes that pass', 'tokens written': 'tokens written an episode'}
 for ax, (column, label) in zip(axes, labelled.items(), strict=True):

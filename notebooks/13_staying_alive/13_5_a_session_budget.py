@@ -226,8 +226,7 @@ import matplotlib.pyplot as plt
 
 from agentrl.plotting import save_figure, spread_labels, use_style
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 fig, axes = plt.subplots(1, 2, figsize=(10.5, 3.5))
 labels = {'thrown': 'share of decoded tokens thrown away', 'whole': 'share of episodes kept whole'}
 for ax, (column, label) in zip(axes, labels.items(), strict=True):

@@ -496,7 +496,7 @@ def train_async(cfg, limits, base_seed, steps, evaluation):
     history = run_virtual(run_loop(policy, make_tasks('train'), tok, cfg, limits, steps))
     tasks = make_tasks('heldout')
     for name, some in (('all', tasks), ('slow', [task for task in tasks if task.edit in limits.slow_edits])):
-        rng = torch.Generator().manual_seed(evaluation['seed'])
+        rng = torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
         heldout.append({'evaluated': name} | evaluate(policy, some, tok, evaluation['samples'], rng, cfg))
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
 
@@ -554,8 +554,7 @@ sums[[*kinds, 'episodes_lost', 'episodes']].groupby('arm').sum().loc[list(STALEN
 # %%
 import matplotlib.pyplot as plt
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 fig, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), width_ratios=(1, 1, 0.9))
 smooth = history.sort_values(['arm', 'seed', 'step']).assign(
     kl=history.groupby(['arm', 'seed'])['kl'].transform(lambda kl: kl.rolling(5, min_periods=1).mean()))

@@ -31,7 +31,6 @@ from functools import lru_cache, partial
 from threading import Event, Thread
 
 import matplotlib.pyplot as plt
-import torch
 from ipywidgets import HTML, Button, HBox, IntProgress, Layout, VBox
 
 from agentrl.arms import GRPO, SEEDS, STEPS, run_study
@@ -40,33 +39,26 @@ from agentrl.context import CONTEXTS, call_batch, context_step
 from agentrl.context_study import CONTEXT
 from agentrl.explorer import Explorer, encoded, figure_bytes, menu, picture_html, slider
 from agentrl.plotting import arm_color, use_style
-from agentrl.sampling import sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, behavior_stats, group_batch, rl_update
+from agentrl.training import RLConfig, train_steps
 
 # %% [markdown]
 # ## The loop, one step at a time
 #
-# `train_rl` returns when all is done. A generator gives back each step's row as soon as it is there, and
-# does nothing more until it is asked for the next: to stop, one stops asking. With the full context it
-# samples and compares as in 9.2; under another context policy each call is a sample of its own, as in
-# 12.4.1.
+# `train_rl` returns when all is done. The generator below it, `train_steps`, gives back each step's row as
+# soon as it is there, and does nothing more until it is asked for the next: to stop, one stops asking. With
+# the full context it samples and compares as in 9.2; under another context policy each call is a sample of
+# its own, as in 12.4.1.
 
 # %%
 #@save
-def train_steps(cfg, context='full', steps=STEPS):
-    """Train the RL base; after each step yield its row of the history, as `train_rl` makes it."""
-    tok, tasks = build_tokenizer(make_tasks('all')), make_tasks('train')
-    policy, generator = make_rl_base(tok), torch.Generator().manual_seed(cfg.seed)
-    opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
-    sample, prepare = sample_step, group_batch
+def base_steps(cfg, context='full', steps=STEPS):
+    """`train_steps` of the RL base under a context policy of CONTEXTS."""
+    tok, parts = build_tokenizer(make_tasks('all')), {}
     if context != 'full':
-        sample, prepare = partial(context_step, context=CONTEXTS[context]), call_batch
-    for step in range(steps):
-        trajs = sample(policy, tasks, tok, cfg, generator)
-        update = rl_update(policy, opt, *prepare(trajs, tok, cfg), cfg)
-        yield {'step': step} | behavior_stats(trajs) | update
+        parts = {'sample': partial(context_step, context=CONTEXTS[context]), 'prepare': call_batch}
+    return train_steps(make_rl_base(tok), make_tasks('train'), tok, cfg, steps, **parts)
 
 
 # %%
@@ -74,9 +66,9 @@ from agentrl.training import train_rl
 
 tok = build_tokenizer(make_tasks('all'))
 small = RLConfig(prompts_per_step=2, group_size=4, step_penalty=0.05)
-rows = list(train_steps(small, steps=2))
+rows = list(base_steps(small, steps=2))
 print('as train_rl:', rows == train_rl(make_rl_base(tok), make_tasks('train'), tok, small, steps=2))
-rows = list(train_steps(small, 'keep 1', steps=2))
+rows = list(base_steps(small, 'keep 1', steps=2))
 sample = partial(context_step, context=CONTEXTS['keep 1'])
 plain = train_rl(make_rl_base(tok), make_tasks('train'), tok, small, 2, sample=sample, prepare=call_batch)
 print('as train_rl, one observation kept:', rows == plain)
@@ -201,7 +193,7 @@ class LiveTraining(VBox):
         self.asked_to_stop.clear()
         self.rows, self.train.disabled, self.stop.disabled, self.note.value = [], True, False, 'first step'
         try:
-            for row in train_steps(RLConfig(**settings), context, steps):
+            for row in base_steps(RLConfig(**settings), context, steps):
                 self.rows = [*self.rows, row]
                 self.note.value = f'step {len(self.rows)} of {steps}: pass rate {row["pass_rate"]:.2f}'
                 self.show()

@@ -57,8 +57,7 @@ pd.concat([table, gain]).set_axis(['mean', 'low', 'high'], axis=1).round(3)
 # %%
 import matplotlib.pyplot as plt
 
-use_style()
-plt.rc('axes', prop_cycle=plt.cycler(linestyle=['-', '--', '-.', ':']))      # apart in grey, too
+use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}
 fig = plot_panels(history, list(CURRICULUM_ARMS), labels,

@@ -86,7 +86,7 @@ rows = []
 for seed in SEEDS:
     policy = trained_policy('default', seed)
     for name, context in contexts.items():
-        rng = torch.Generator().manual_seed(EVALUATION['seed'])
+        rng = torch.Generator().manual_seed(EVALUATION['seed'] + seed)
         stats = evaluate_context(policy, make_tasks('heldout'), tok, 8, rng, RLConfig(), context)
         rows.append({'context': name, 'seed': seed} | stats)
 table = pd.DataFrame(rows)
