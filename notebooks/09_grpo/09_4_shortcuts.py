@@ -78,7 +78,6 @@ save_table(table, '09_4_fixed_names')
 table.round(3)
 
 # %%
-import matplotlib.pyplot as plt
 
 use_style(dashes=True)
 labels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}

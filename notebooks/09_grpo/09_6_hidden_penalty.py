@@ -197,7 +197,6 @@ differences = {with_std: (runs.loc[with_std] - runs.loc[without]).agg(with_inter
 pd.DataFrame(differences).rename_axis('divided minus not divided')
 
 # %%
-import matplotlib.pyplot as plt
 
 use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'turns': 'calls an episode', 'tests': 'tests an episode',

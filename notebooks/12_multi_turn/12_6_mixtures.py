@@ -407,7 +407,6 @@ runs.round(3)
 # of the signal.
 
 # %%
-import matplotlib.pyplot as plt
 
 use_style(dashes=True)
 MIXED = [arm for arm in MIXTURE.arms if arm not in ('multi-turn only', 'single-turn only')]

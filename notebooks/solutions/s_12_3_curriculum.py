@@ -55,7 +55,6 @@ gain = pd.DataFrame({f'{arm}, minus no curriculum': mean_interval(passes[arm] - 
 pd.concat([table, gain]).set_axis(['mean', 'low', 'high'], axis=1).round(3)
 
 # %%
-import matplotlib.pyplot as plt
 
 use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
