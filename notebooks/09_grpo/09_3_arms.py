@@ -96,7 +96,7 @@ arm_config('penalty 0.05', seed=2)
 # %%
 #@save
 STEPS = 40
-SEEDS = (0, 1, 2)                                                       # of the runs stored with the book
+SEEDS = tuple(range(10))                                                # of the runs stored with the book
 EVALUATION = {'seed': 12345, 'samples': 16}                             # the first run seed's; of each held-out task
 
 

@@ -320,16 +320,18 @@ by_arm[columns].agg(with_interval).loc[ARMS_SHOWN]
 import matplotlib.pyplot as plt
 
 use_style()
-bad = history.assign(bad=history['malformed'] * history['calls'])
-bad = bad.set_index(['arm', 'seed', 'step']).sort_index()
+bad = history.assign(bad=history['malformed'] * history['calls']).set_index(['arm', 'seed', 'step'])
+five = bad[['bad', 'calls']].groupby(['arm', 'seed']).rolling(5, min_periods=1).sum().droplevel([0, 1])
+seeds = (five['bad'] / five['calls']).groupby(['arm', 'step']).agg(['mean', 'min', 'max'])
 fig, axes = plt.subplots(1, len(ARMS_SHOWN), figsize=(12, 3.2), sharex=True, sharey=True)
 for ax, arm in zip(axes, ARMS_SHOWN, strict=True):
-    for seed in SEEDS:
-        window = bad.loc[arm, seed][['bad', 'calls']].rolling(5, min_periods=1).sum()
-        ax.plot(window['bad'] / window['calls'], color=arm_color(arm), linewidth=1.5)
+    line = seeds.loc[arm]
+    ax.plot(line['mean'], color=arm_color(arm))
+    ax.fill_between(line.index, line['min'], line['max'], color=arm_color(arm), alpha=0.2, linewidth=0)
     ax.set(title=arm, xlabel='training step', xlim=(0, 39), ylim=(0, None))
 axes[0].set_ylabel('malformed calls a call')
-fig.suptitle('Figure 12.5  Malformed calls, three seeds an arm, each point the mean of the last five steps')
+fig.suptitle(f'Figure 12.5  Malformed calls over {len(SEEDS)} seeds (line: mean, band: lowest to highest), '
+             'each point the mean of the last five steps')
 save_figure(fig, '12_5_malformed_calls_curves', history[['arm', 'seed', 'step', 'malformed', 'calls']])
 
 # %% [markdown]

@@ -509,7 +509,7 @@ cfg = RLConfig(wrong_submit=-1.0)
 factories = {'plain': make_env, 'turns left shown': lambda cfg: TurnsLeft(make_env(cfg))}
 before = [{'arm': name} | behavior_stats(sample_groups(base, make_tasks('train'), tok, cfg,
                                                        torch.Generator().manual_seed(seed), factory))
-          for name, factory in factories.items() for seed in SEEDS]
+          for name, factory in factories.items() for seed in range(3)]
 with_intervals(pd.DataFrame(before), ['submit_rate', 'pass_rate', 'reads', 'tests', 'turns', 'malformed'])
 
 # %% [markdown]
@@ -650,7 +650,7 @@ def play(policy, split, n, cap, turns, seed, window=256):
 
 
 print([cap_words('s = 0 for i in range len a - 1 : s += a i end return s', cap) for cap in (8, 3)])
-whole = {(cap, seed): play(base, 'train', 8, cap, 24, seed) for cap in (None, 16, 8) for seed in SEEDS}
+whole = {(cap, seed): play(base, 'train', 8, cap, 24, seed) for cap in (None, 16, 8) for seed in range(3)}
 small = play(base, 'train', 8, None, 24, 0, window=64)
 print({stop: n for stop, n in stop_counts(small).items() if n}, 'of', len(small))
 print('lost as computed:', [traj.info['stop'] == 'context' for traj in small]
@@ -666,7 +666,7 @@ CURES_HERE = {'nothing': (None, None), 'cap 16': (16, None), 'cap 8': (8, None),
               'masked, last one kept': (None, 1), 'masked, none kept': (None, 0)}
 rows = [{'arm': name, 'window': window, 'seed': seed,
          'lost': sum(window_needed(traj, keep) > window for traj in whole[cap, seed]) / len(whole[cap, seed])}
-        for name, (cap, keep) in CURES_HERE.items() for window in (48, 64, 96, 128, 256) for seed in SEEDS]
+        for name, (cap, keep) in CURES_HERE.items() for window in (48, 64, 96, 128, 256) for seed in range(3)]
 lost = pd.DataFrame(rows)
 save_table(lost, '12_7_overflow')
 wide = lost.pivot(index=['arm', 'seed'], columns='window', values='lost').reset_index()
@@ -686,7 +686,7 @@ from agentrl.call_credit import train_critic_arm
 trained = policy_from(train_critic_arm('turn GAE', seed=0)['weights'])
 capped = [{'arm': f'cap {cap}'}
           | behavior_stats(play(trained, 'heldout', 16, cap, 6, seed))
-          for cap in (None, 16, 8) for seed in SEEDS]
+          for cap in (None, 16, 8) for seed in range(3)]
 with_intervals(pd.DataFrame(capped), ['pass_rate', 'reads', 'tests', 'turns'])
 
 # %% [markdown]
