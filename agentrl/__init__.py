@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 16e4f2f96cf9c98e
+# Body: 5680217f5b7fadcc
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -144,6 +144,7 @@ __all__ = [
     "PAIR",
     "PARSER_ERRORS",
     "PATHOLOGIES",
+    "PATIENCE",
     "PLACES",
     "PlainPickler",
     "PlainReader",
@@ -893,6 +894,7 @@ _HOME = {
     "RUNNER": "testing",
     "MAX_OUTPUT": "testing",
     "LOOK_EVERY": "testing",
+    "PATIENCE": "testing",
     "MAX_SOURCE": "testing",
     "run_tests": "testing",
     "REWARD_KINDS": "rewards",

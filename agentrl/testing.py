@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/04_environment/04_1_isolated_tests.py. Do not edit: change it there, then `make export`.
-# Body: 046996d388977079
+# Body: 068bc2466f7f6e5b
 """4.1 Run a stranger's program without being hurt or fooled."""
 
 import ast
@@ -83,6 +83,7 @@ os._exit(0)                                 # waits for no thread
 # 04_environment/04_1_isolated_tests, cell 8
 MAX_OUTPUT = 1 << 16                                                    # bytes, for prints and for the report
 LOOK_EVERY = 0.02                                                       # seconds
+PATIENCE = 30                                                           # times the timeout, on the clock
 
 
 # 04_environment/04_1_isolated_tests, cell 8
@@ -95,18 +96,20 @@ def _tree(pid):
 
 
 # 04_environment/04_1_isolated_tests, cell 8
-def _memory(pid):
-    """Resident bytes of a process and its descendants."""
-    total = 0
+def _used(pid):
+    """(processor seconds, resident bytes) of a process and its descendants."""
+    seconds, size = 0.0, 0
     for process in _tree(pid):
         with suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total
+            seconds += sum(process.cpu_times()[:4])     # user, system, and both of children that have ended
+            size += process.memory_info().rss
+    return seconds, size
 
 
 # 04_environment/04_1_isolated_tests, cell 9
-def _watch(process, files, deadline, memory_mb):
+def _watch(process, files, timeout, memory_mb):
     """Wait for the child's end; the name of the limit it broke, or None."""
+    deadline = time.monotonic() + PATIENCE * timeout
     while True:
         with suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_EVERY)
@@ -114,9 +117,10 @@ def _watch(process, files, deadline, memory_mb):
             return 'output'
         if process.returncode is not None:
             return 'memory' if process.returncode == 3 else None
-        if _memory(process.pid) > memory_mb << 20:
+        seconds, size = _used(process.pid)
+        if size > memory_mb << 20:
             return 'memory'
-        if time.monotonic() > deadline:
+        if seconds > timeout or time.monotonic() > deadline:
             return 'timeout'
 
 
@@ -145,11 +149,10 @@ def _run_child(job, timeout, memory_mb):
           tempfile.TemporaryFile() as printed):
         orders.write(ascii(job).encode())
         orders.seek(0)
-        deadline = time.monotonic() + timeout
         process = subprocess.Popen([sys.executable, '-I', '-S', '-c', RUNNER], stdin=orders, stdout=report,
                                    stderr=printed, cwd=folder, env=_ENVIRONMENT, start_new_session=True)
         try:
-            broken = _watch(process, (report, printed), deadline, memory_mb)
+            broken = _watch(process, (report, printed), timeout, memory_mb)
         finally:
             _kill_tree(process)
         report.seek(0)
@@ -211,9 +214,9 @@ def run_tests(source, tests, timeout=2.0, memory_mb=256):
     """Execute the tests on the last function of `source` in a process of its own; returns a `Verdict`.
 
     `tests` is a tuple of pairs (tuple of arguments, expected value), all literals. Values are compared by
-    their text, so True is not 1. `timeout` is in seconds for all tests together. Whatever the source does, it
-    gets a verdict, never an exception; ValueError and TypeError speak of the parameters. Memoised on the
-    canonical source.
+    their text, so True is not 1. `timeout` is in seconds of processor time for all tests together; PATIENCE
+    times as much on the clock ends a program that sleeps. Whatever the source does, it gets a verdict, never
+    an exception; ValueError and TypeError speak of the parameters. Memoised on the canonical source.
     """
     if not isinstance(source, str):
         raise TypeError(f'source={source!r} is a {type(source).__name__}; give the program as a string')

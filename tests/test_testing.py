@@ -116,10 +116,27 @@ def test_arguments_are_fresh_for_each_test():
         (["import os", "os.abort()"], "exit"),
     ],
 )
-def test_a_bad_program_is_stopped(body, reason):
+def test_a_bad_program_is_stopped(monkeypatch, body, reason):
+    monkeypatch.setattr(testing, "PATIENCE", 1 if reason == "timeout" else 30)
     timeout = 1.0 if reason == "timeout" else 20.0
     assert run_tests(function(*body), ADD, timeout, memory_mb=64) == Verdict(False, 0, 3, reason)
     assert not children_of_ours()
+
+
+def test_time_is_the_processor_s(monkeypatch):
+    waits = function("import time", "time.sleep(0.4)", "return a + b")
+    assert run_tests(waits, ADD[:1], timeout=0.3).passed
+    monkeypatch.setattr(testing, "PATIENCE", 1)
+    assert run_tests(waits, ADD[:1], timeout=0.2).reason == "timeout"
+    monkeypatch.setattr(testing, "PATIENCE", 1000)
+    assert run_tests(function("while True: pass"), ADD, timeout=0.3).reason == "timeout"
+
+
+def test_processor_time_of_descendants_counts(monkeypatch):
+    monkeypatch.setattr(testing, "PATIENCE", 1000)
+    lines = ["import subprocess, sys", "command = [sys.executable, '-I', '-S', '-c', 'while True: pass']",
+             "subprocess.Popen(command).wait()"]  # fmt: skip
+    assert run_tests(function(*lines, head="def f():"), NO_ARGUMENTS, timeout=0.5).reason == "timeout"
 
 
 def test_a_program_that_exits_while_it_is_loaded():
@@ -194,7 +211,8 @@ def test_forked_copies_are_ended_and_have_no_say(monkeypatch):
     assert not survivors(mark)
 
 
-def test_memory_of_descendants_counts():
+def test_memory_of_descendants_counts(monkeypatch):
+    monkeypatch.setattr(testing, "PATIENCE", 1)
     lines = ["import subprocess, sys, time", "for i in range(4):",
              "    grow = 'import time; x = bytearray(30_000_000); x[:] = b\\'1\\' * len(x); time.sleep(600)'",
              "    subprocess.Popen([sys.executable, '-I', '-S', '-c', grow])",

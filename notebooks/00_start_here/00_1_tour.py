@@ -148,7 +148,7 @@ from agentrl.plotting import plot_panels, use_style
 heldout, steps = arm_results(['default'], SEEDS)
 use_style()
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode'}
-_ = plot_panels(steps, ['default'], labels, 'It learns to read, and passes more (mean and range of three seeds)')
+_ = plot_panels(steps, ['default'], labels, f'It learns to read, and passes more (mean and range of {len(SEEDS)} seeds)')
 
 # %% [markdown]
 # And on ten tasks that it never trained on, beside the best that one can do there without looking: one edit

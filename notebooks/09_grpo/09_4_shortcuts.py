@@ -81,7 +81,7 @@ table.round(3)
 
 use_style(dashes=True)
 labels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}
-fig = plot_panels(history, arms, labels, 'A leaking name: three seeds (line: mean, band: seed range)')
+fig = plot_panels(history, arms, labels, f'A leaking name: {len(SEEDS)} seeds (line: mean, band: seed range)')
 save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]

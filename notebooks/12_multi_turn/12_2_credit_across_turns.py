@@ -188,7 +188,7 @@ use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'tests': 'tests an episode', 'edits': 'edits an episode',
           'turns': 'calls an episode'}
 fig = plot_panels(history, list(runs['arm'].unique()), labels,
-                  'Credit at a cost of 0.05 a call, three seeds (line: mean, band: seed range)')
+                  f'Credit at a cost of 0.05 a call, {len(SEEDS)} seeds (line: mean, band: seed range)')
 save_figure(fig, '12_2_credit_arms', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]

@@ -96,7 +96,7 @@ runs[shown].round(3)
 use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}
-fig = plot_panels(history, FOUR, labels, 'Figure 12.2  Four arms, three seeds (line: mean, band: seed range)')
+fig = plot_panels(history, FOUR, labels, f'Figure 12.2  Four arms, {len(SEEDS)} seeds (line: mean, band: seed range)')
 save_figure(fig, '12_2_four_arms', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]

@@ -416,7 +416,7 @@ labels = {'single_turn_pass_rate': 'pass rate, single-turn', 'multi_turn_pass_ra
 smooth = history.copy()
 smooth[list(labels)] = history.groupby(['arm', 'seed'])[list(labels)].transform(
     lambda curve: curve.rolling(5, min_periods=1).mean())
-fig = plot_panels(smooth, MIXED, labels, 'Figure 12.6  Three mixtures, three seeds (means of five steps)')
+fig = plot_panels(smooth, MIXED, labels, f'Figure 12.6  Three mixtures, {len(SEEDS)} seeds (means of five steps)')
 save_figure(fig, '12_6_mixtures', history[['arm', 'seed', 'step', *labels]])
 
 # %%

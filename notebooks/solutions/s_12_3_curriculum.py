@@ -60,7 +60,7 @@ use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}
 fig = plot_panels(history, list(CURRICULUM_ARMS), labels,
-                  'The way to three turns, three seeds (line: mean, band: seed range)')
+                  f'The way to three turns, {len(SEEDS)} seeds (line: mean, band: seed range)')
 save_figure(fig, 's_12_3_curriculum', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]
