@@ -115,6 +115,14 @@ def test_all_studies_are_run_by_default_and_arms_choose_among_them(stub):
     assert "other" in said and "stub" not in said
 
 
+def test_an_arm_that_two_studies_have_or_that_is_named_twice_is_run_once(stub, monkeypatch):
+    other = Study("other", {"fine": {}}, stub.train, ("sampling",))
+    monkeypatch.setattr(sweep, "studies", lambda: [stub.STUDY, other])
+    said = run("--seeds", "0", "--missing")[1]
+    assert "stub: 2 of 2 runs" in said and "other: 1 of 1 runs are missing\n  fine, base 0: seeds 0\n" in said
+    assert "stub: 1 of 1 runs" in run("--seeds", "0", "--arms", "fine", "--arms", "fine", "--missing")[1]
+
+
 @pytest.mark.parametrize(
     "options, words",
     [

@@ -127,7 +127,7 @@ def gather(names, arms, seeds, bases, jobs, address):
             wrong.append(f"- {error}")
             numbers[name] = (0,)  # so that the other checks speak of the others
     known = [arm for study in chosen for arm in study.arms]
-    given = {"arms": list(arms or known), **numbers, "jobs": jobs, "address": address}
+    given = {"arms": list(dict.fromkeys(arms or known)), **numbers, "jobs": jobs, "address": address}
     try:
         settings = launch_settings(given, known)
     except ValueError as error:

@@ -470,7 +470,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# ## Four limits, three seeds
+# ## Four limits, ten seeds
 #
 # Forty updates of two groups, from the RL base. The runs are a study (section 9.3), stored under
 # `figures/data`. Afterwards each policy plays the held-out tasks, all of them and, once more, those of the
@@ -553,6 +553,7 @@ sums[[*kinds, 'episodes_lost', 'episodes']].groupby('arm').sum().loc[list(STALEN
 
 # %%
 import matplotlib.pyplot as plt
+import numpy as np
 
 use_style(dashes=True)
 fig, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), width_ratios=(1, 1, 0.9))
@@ -566,8 +567,8 @@ middle.set(xlabel='update', ylabel='train-rollout KL (nats a token)', xlim=(0, 3
 for place, arm in enumerate(STALENESS.arms):
     for speed, marker in (('fast', 'o'), ('slow', 's')):
         values = runs.loc[arm, f'{speed} survive']
-        right.plot(values, [place + shift for shift in (-0.15, 0, 0.15)], marker, color=arm_color(arm),
-                   fillstyle='full' if speed == 'fast' else 'none', clip_on=False)
+        right.plot(values, place + np.linspace(-0.25, 0.25, len(values)), marker, color=arm_color(arm),
+                   markersize=4, fillstyle='full' if speed == 'fast' else 'none', clip_on=False)
 right.set(yticks=range(4), yticklabels=list(STALENESS.arms), ylim=(3.5, -0.5), xlim=(0, 1),
           xlabel='share of groups that survive\n(dots: fast tasks, open squares: slow)')
 fig.suptitle('Figure 13.7  A tight limit on age keeps the distance small and lets few slow tasks through')
