@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from agentrl.arms import SEEDS, read_runs
+from agentrl.arms import read_runs
 from agentrl.base import make_rl_base
 from agentrl.curriculum import CURRICULUM, CURRICULUM_ARMS, budget_of, check_budget, scheduled, train_stages
 from agentrl.environment import make_env
@@ -57,7 +57,7 @@ def test_stages_train_and_are_evaluated_under_the_last_budget():
 def test_stored_runs_follow_their_schedule(arm):
     history = read_runs(CURRICULUM, "history").query("arm == @arm")
     budget = budget_of(CURRICULUM_ARMS[arm]["stages"])
-    assert set(history["seed"]) >= set(SEEDS) and (history.groupby("seed").size() == 60).all()
+    assert set(history["seed"]) >= set(CURRICULUM.seeds) and (history.groupby("seed").size() == 60).all()
     assert (history["turns"] <= history["step"].map(budget)).all()
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from agentrl.arms import SEEDS, read_runs
+from agentrl.arms import read_runs
 from agentrl.base import make_rl_base
 from agentrl.context import CONTEXTS, call_batch, context_groups
 from agentrl.environment import make_env
@@ -104,7 +104,7 @@ def test_situations_fit_their_budget():
 @pytest.mark.parametrize("arm", REVIEW_ARMS)
 def test_each_stored_run_was_reviewed_in_every_situation(arm):
     rows = read_runs(REVIEW, "heldout").query("arm == @arm")
-    assert len(rows) == len(SITUATIONS) * rows["seed"].nunique() and set(rows["seed"]) >= set(SEEDS)
+    assert len(rows) == len(SITUATIONS) * rows["seed"].nunique() and set(rows["seed"]) >= set(REVIEW.seeds)
     assert set(rows[list(FIELDS)].itertuples(index=False, name=None)) == set(SITUATIONS)
     assert (rows["episodes"] == 160).all() and (rows["own_turns"] > 0).all()
 

@@ -211,7 +211,7 @@ def train_and_review(arm, seed=0, base_seed=0):
     return run | {'heldout': [review_row(policy, seed, *situation) for situation in SITUATIONS]}
 
 
-REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'))
+REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'), (0, 1, 2))
 
 # %% [markdown]
 # ## Exercise: isolate the shifts yourself
@@ -263,10 +263,10 @@ print(check_pair(my_pair))
 # %%
 import pandas as pd
 
-from agentrl.arms import SEEDS, run_study
+from agentrl.arms import run_study
 from agentrl.plotting import mean_interval, save_figure, save_table, use_style
 
-rows, history = run_study(REVIEW, list(REVIEW_ARMS), SEEDS)
+rows, history = run_study(REVIEW, list(REVIEW_ARMS), REVIEW.seeds)
 rows['situation'] = list(rows[list(FIELDS)].itertuples(index=False, name=None))
 
 

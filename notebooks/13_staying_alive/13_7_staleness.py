@@ -470,7 +470,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# ## Four limits, ten seeds
+# ## Four limits, three seeds
 #
 # Forty updates of two groups, from the RL base. The runs are a study (section 9.3), stored under
 # `figures/data`. Afterwards each policy plays the held-out tasks, all of them and, once more, those of the
@@ -506,10 +506,10 @@ def train_staleness_arm(arm, seed=0, base_seed=0):
     return train_async(RLConfig(seed=seed), AsyncConfig(**STALENESS_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))
+STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'), (0, 1, 2))
 
 # %%
-from agentrl.arms import SEEDS, run_study
+from agentrl.arms import run_study
 from agentrl.plotting import (
     arm_color,
     mean_interval,
@@ -520,7 +520,7 @@ from agentrl.plotting import (
     use_style,
 )
 
-heldout, history = run_study(STALENESS, list(STALENESS.arms), SEEDS)
+heldout, history = run_study(STALENESS, list(STALENESS.arms), STALENESS.seeds)
 kinds = [f'{speed}_{fate}' for speed in ('fast', 'slow') for fate in ('kept', 'dropped', 'retried')]
 counts = [*kinds, 'tokens_made', 'tokens_kept', 'episodes_lost', 'episodes']
 by_run = history.groupby(['arm', 'seed'])

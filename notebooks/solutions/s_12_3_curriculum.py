@@ -24,7 +24,7 @@
 # %%
 import pandas as pd
 
-from agentrl.arms import SEEDS, run_study
+from agentrl.arms import run_study
 from agentrl.curriculum import CURRICULUM, CURRICULUM_ARMS, check_budget
 from agentrl.plotting import mean_interval, plot_panels, save_figure, save_table, use_style
 
@@ -42,7 +42,7 @@ print(check_budget(my_budget))
 # All are trained for 60 steps and evaluated with three turns.
 
 # %%
-heldout, history = run_study(CURRICULUM, list(CURRICULUM_ARMS), SEEDS)
+heldout, history = run_study(CURRICULUM, list(CURRICULUM_ARMS), CURRICULUM.seeds)
 shown = ['pass_rate', 'reads', 'tests', 'edits', 'turns']
 save_table(heldout[['arm', 'seed', *shown]], 's_12_3_curriculum')
 heldout[['arm', 'seed', *shown]].round(3)
@@ -60,7 +60,7 @@ use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}
 fig = plot_panels(history, list(CURRICULUM_ARMS), labels,
-                  f'The way to three turns, {len(SEEDS)} seeds (line: mean, band: seed range)')
+                  f'The way to three turns, {len(CURRICULUM.seeds)} seeds (line: mean, band: seed range)')
 save_figure(fig, 's_12_3_curriculum', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]

@@ -25,7 +25,7 @@
 # %%
 import pandas as pd
 
-from agentrl.arms import SEEDS, run_study
+from agentrl.arms import run_study
 from agentrl.plotting import mean_interval
 from agentrl.review import FIELDS, REVIEW, REVIEW_ARMS, check_pair
 
@@ -51,7 +51,7 @@ def my_pair(shift):
 print(check_pair(my_pair))
 
 # %%
-rows, _ = run_study(REVIEW, list(REVIEW_ARMS), SEEDS)
+rows, _ = run_study(REVIEW, list(REVIEW_ARMS), REVIEW.seeds)
 passes = rows.set_index([*FIELDS, 'arm', 'seed'])['pass_rate'].sort_index()
 
 
