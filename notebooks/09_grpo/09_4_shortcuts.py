@@ -78,7 +78,6 @@ save_table(table, '09_4_fixed_names')
 table.round(3)
 
 # %%
-
 use_style(dashes=True)
 labels = {'pass_rate': 'training pass rate', 'reads': 'reads an episode'}
 fig = plot_panels(history, arms, labels, f'A leaking name: {len(SEEDS)} seeds (line: mean, band: seed range)')

@@ -197,7 +197,6 @@ differences = {with_std: (runs.loc[with_std] - runs.loc[without]).agg(with_inter
 pd.DataFrame(differences).rename_axis('divided minus not divided')
 
 # %%
-
 use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'turns': 'calls an episode', 'tests': 'tests an episode',
           'grad_norm': 'norm of the gradient'}

@@ -92,7 +92,6 @@ runs[shown].round(3)
 # ## Figure 12.2: how they got there
 
 # %%
-
 use_style(dashes=True)
 labels = {'pass_rate': 'pass rate', 'reads': 'reads an episode', 'tests': 'tests an episode',
           'turns': 'calls an episode'}

@@ -407,7 +407,6 @@ runs.round(3)
 # of the signal.
 
 # %%
-
 use_style(dashes=True)
 MIXED = [arm for arm in MIXTURE.arms if arm not in ('multi-turn only', 'single-turn only')]
 labels = {'single_turn_pass_rate': 'pass rate, single-turn', 'multi_turn_pass_rate': 'pass rate, multi-turn',

@@ -339,20 +339,20 @@ late.groupby(['arm', 'context'], sort=False)[['pass_rate', 'own_reads', 'edits',
 # | shift, on the agent as planned | size | verdict |
 # |---|---|---|
 # | a larger budget | 0.002 (−0.007 to 0.011) | nothing |
-# | a late state, all in view | −0.281 (−0.446 to −0.117) | a loss |
-# | a placeholder for a useless test | 0.019 (−0.022 to 0.060) | undecided, small |
-# | a placeholder for the source | −0.340 (−0.452 to −0.227) | a loss |
+# | a late state, all in view | −0.300 (−0.526 to −0.074) | a loss |
+# | a placeholder for a useless test | 0.008 (−0.046 to 0.063) | undecided, small |
+# | a placeholder for the source | −0.338 (−0.561 to −0.114) | a loss |
 #
-# The evaluation that a team would run, held-out episodes in the deployed setting, says 0.785 before and 0.785
+# The evaluation that a team would run, held-out episodes in the deployed setting, says 0.790 before and 0.783
 # after: its episodes are short, and none of the shifts is in them. Behind eight calls, masked, the same agent
-# passes 0.137. It edits blindly (0.646 edits, 0.083 reads): at that point of an episode it has never had a
+# passes 0.133. It edits blindly (0.640 edits, 0.069 reads): at that point of an episode it has never had a
 # reason to read.
 #
 # Training as deployed does not cure it, and is worse: 0.015. What decides is not the setting but what the
 # training *visits*, and a policy that is good at short episodes visits no long ones. Rehearsing late starts
-# makes the late state harmless or nearly so (undecided on three seeds), but not the forgetting: 0.204, since
+# makes the late state harmless or nearly so (undecided on three seeds), but not the forgetting: 0.200, since
 # forty steps do not teach it to read again. A context that keeps what the last `read` showed removes that loss
-# without any training, 0.692, and together with the rehearsal all of it: 0.775 behind eight calls, as from
+# without any training, 0.690, and together with the rehearsal all of it: 0.758 behind eight calls, as from
 # the start.
 #
 # So the answer of the review: do not ask whether masking is safe, ask which observation the next decision

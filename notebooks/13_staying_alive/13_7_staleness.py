@@ -590,8 +590,8 @@ save_figure(fig, '13_7_staleness', history[['arm', 'seed', 'step', 'staleness', 
 #
 # So a limit of 1 makes the data fresh, on every seed, and pays three times: a third of the tokens, half as
 # much time again, and nearly all slow tasks, whose share of the groups falls from 0.188 to 0.013. Did the
-# policy forget their edit? Held-out pass rates on it are 0.219, 0.969 and 0.562, against 0.906 or more
-# without a limit: lower on two seeds of three, and with an interval that says *undecided*. A retry brings
+# policy forget their edit? Held-out pass rates on it are 0.219, 0.969 and 0.688, against 0.875 or more
+# without a limit: lower on each seed, and with an interval that says *undecided*. A retry brings
 # slow tasks back and costs time instead. Between no limit and 4 the KL falls on two seeds of three:
 # undecided too. The public run names the limit and gives no figures for it, so there is nothing to set
 # beside these.

@@ -68,12 +68,12 @@ pd.DataFrame({(shift, arm): size(shift, arm) for shift in shifts for arm in REVI
 # %% [markdown]
 # ## What was seen
 #
-# On the agent as planned a larger budget costs nothing (0.002, with an interval around 0), a late state 0.281 of
-# the pass rate, and forgetting the source 0.340. A placeholder by itself changes little, 0.019. After training
-# as deployed the late state costs 0.723, so that nothing is left to forget: with a pass rate near 0, a shift
-# that would do harm can look like a gain (0.100). Sizes of shifts compare only where the starting points do.
-# With rehearsal and the read kept, the late state costs 0.031 (−0.133 to 0.071, undecided), but *without* the
-# source that agent loses 0.456 on average (−0.919 to 0.007, so undecided too). It was cured by its context, not of its need for it.
+# On the agent as planned a larger budget costs nothing (0.002, with an interval around 0), a late state 0.300 of
+# the pass rate, and forgetting the source 0.338. A placeholder by itself changes little, 0.008. After training
+# as deployed the late state costs 0.712, so that nothing is left to forget: with a pass rate near 0, a shift
+# that would do harm can look like a gain (0.129). Sizes of shifts compare only where the starting points do.
+# With rehearsal and the read kept, the late state costs 0.033 (−0.127 to 0.060, undecided), but *without* the
+# source that agent loses 0.477 on average (−0.899 to −0.055). It was cured by its context, not of its need for it.
 #
 # **Try it.** The two shifts that hurt can meet in one situation. From the stored rows, compare their joint
 # size, `(12, 'keep 3', 'read, tests', 8)` against `(12, 'full', 'read, tests', 1)`, with their sum.
