@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_diagnose.py. Do not edit: change it there, then `make export`.
-# Body: 7e8a1a89f56a00cc
+# Body: a89e8890a6a58703
 """14.9 Diagnose a batch from any trainer."""
 
 import inspect
@@ -459,6 +459,7 @@ OPERATIONS = symptoms("""
     results depend on the length of other rows | padding in the loss | 14.1
     the same seed gives another run | rows share a generator, or depend on their neighbours | 14.8
     the same seed gives another run | a sampler whose rows own their uniforms | 5.3
+    the same seed gives another run | rewards timed by the clock, on a busy machine | 4.1
     rollouts are missing | malformed arguments raise | 14.8
     whole groups vanish under load | a quota message taken as fatal | 14.8
     whole groups vanish under load | quotas, back-off and the survival of groups | 13.6
