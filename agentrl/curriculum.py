@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_3_budget_and_penalty.py. Do not edit: change it there, then `make export`.
-# Body: 683f9ccfc4f3c8ef
+# Body: 1648e5d417d7472c
 """12.3 A turn budget and a cost for each call decide what is learned."""
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, evaluate, train_rl
 
 
-# 12_multi_turn/12_3_budget_and_penalty, cell 9
+# 12_multi_turn/12_3_budget_and_penalty, cell 10
 def scheduled(budget):
     """A `sample` for train_rl whose step n has `budget(n)` turns."""
     steps = count()
@@ -30,14 +30,14 @@ def scheduled(budget):
     return sample
 
 
-# 12_multi_turn/12_3_budget_and_penalty, cell 9
+# 12_multi_turn/12_3_budget_and_penalty, cell 10
 def budget_of(stages):
     """The budget as a function of the step, from stages (steps, max_turns); the last one lasts."""
     ends = [sum(n for n, _ in stages[:k + 1]) for k in range(len(stages) - 1)]
     return lambda step: stages[sum(step >= end for end in ends)][1]
 
 
-# 12_multi_turn/12_3_budget_and_penalty, cell 11
+# 12_multi_turn/12_3_budget_and_penalty, cell 12
 CURRICULUM_ARMS = {
     '3 turns, 60 steps': {'stages': [(60, 3)]},
     '6 turns, then 3': {'stages': [(20, 6), (40, 3)]},
@@ -45,7 +45,7 @@ CURRICULUM_ARMS = {
 }
 
 
-# 12_multi_turn/12_3_budget_and_penalty, cell 11
+# 12_multi_turn/12_3_budget_and_penalty, cell 12
 @cached('curriculum', 'base')
 def train_stages(stages, cfg, base_seed, evaluation):
     """Train the RL base through stages of turn budgets; evaluated under the last one, as in 9.3."""
@@ -57,7 +57,7 @@ def train_stages(stages, cfg, base_seed, evaluation):
     return {'weights': policy.state_dict(), 'history': history, 'heldout': heldout}
 
 
-# 12_multi_turn/12_3_budget_and_penalty, cell 11
+# 12_multi_turn/12_3_budget_and_penalty, cell 12
 def train_curriculum(arm, seed=0, base_seed=0):
     """`train_stages` for an arm of CURRICULUM."""
     return train_stages(CURRICULUM_ARMS[arm]['stages'], RLConfig(seed=seed), base_seed, EVALUATION)
@@ -66,7 +66,7 @@ def train_curriculum(arm, seed=0, base_seed=0):
 CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum', 'base'), (0, 1, 2))
 
 
-# 12_multi_turn/12_3_budget_and_penalty, cell 12
+# 12_multi_turn/12_3_budget_and_penalty, cell 13
 @exercise
 def check_budget(attempt):
     """Try `attempt(step)` as six turns for 20 steps, then three: 'right', or what is wrong, in words."""

@@ -91,9 +91,7 @@ def test_a_full_context_is_a_failure_and_another_refusal_an_error():
         return lambda *_: JSONResponse({"error": {"message": "no", "code": code}}, status_code=400)
 
     assert {r.stop for r in evaluate(refuse("context_length_exceeded"))} == {"context"}
-    assert score_records(evaluate(refuse("bad_tools")))["errored"] == {
-        "refused: Error code: 400 - no": 10
-    }
+    assert score_records(evaluate(refuse("bad_tools")))["errored"] == {"refused: Error code: 400 - no": 10}
 
 
 async def never(*_):

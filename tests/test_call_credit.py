@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -48,6 +50,15 @@ def test_a_price_that_the_environment_did_not_charge_is_refused(trajs):
     mask = collate(trajs, TOK.pad_id)["action_mask"]
     with pytest.raises(ValueError, match="row 0: calls earn .* step_penalty must be that of the environment"):
         per_call_rewards(trajs, mask, 2 * COST)
+
+
+def test_what_rounding_leaves_is_not_a_price():
+    mask = torch.tensor([[0, 1, 1, 0]])
+    for given in (0.0, 1e-9):
+        failed = SimpleNamespace(info={"hidden_pass": False}, reward=given)
+        assert not per_call_rewards([failed], mask, 0.0).any()
+    with pytest.raises(ValueError, match="row 0"):
+        per_call_rewards([SimpleNamespace(info={"hidden_pass": False}, reward=1.1e-9)], mask, 0.0)
 
 
 @pytest.mark.parametrize("estimate", ESTIMATES)

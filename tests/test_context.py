@@ -22,6 +22,7 @@ from agentrl.context import (
     read_notes,
     summarise,
     tokens_read,
+    with_samples,
 )
 from agentrl.environment import STOPS, EditBudgetEnv, make_env
 from agentrl.episodes import MAX_CALL_TOKENS, OWNER, Episode, collate
@@ -181,6 +182,18 @@ def test_wrong_values_are_refused():
         context_view(*record, -1)
     with pytest.raises(ValueError, match="window=0"):
         cut_head(*record, 1, 0)
+
+
+def test_rows_of_a_record_must_be_of_one_length():
+    ids, owner, turn = played(["test"])
+    for view in (
+        lambda *record: mask_observations(*record, 1),
+        lambda *record: read_notes(*record, 1, TOK),
+        lambda *record: summarise(*record, 1, TOK),  # no call is old enough for a note: its own loop
+    ):
+        view(ids, owner, turn)
+        with pytest.raises(ValueError, match="shorter|longer"):
+            view(ids, owner, turn[:-1])
 
 
 # Episodes and windows
@@ -378,10 +391,16 @@ def test_another_context_gives_other_probabilities():
 
 @each_context
 def test_the_plain_reader_gives_the_same(name):
+    made = []
+
+    def plain_reader(model, n_rows):
+        made.append(n_rows)
+        return PlainReader(model, n_rows)
+
     cached, plain = (
-        rollout(context_rollout_batch, n=4, context=CONTEXTS[name], **more) for more in ({}, {"reader": PlainReader})
+        rollout(context_rollout_batch, n=4, context=CONTEXTS[name], **more) for more in ({}, {"reader": plain_reader})
     )
-    assert all(torch.equal(a.ids, b.ids) for a, b in zip(cached, plain))
+    assert all(torch.equal(a.ids, b.ids) for a, b in zip(cached, plain)) and made[0] == 4
 
 
 def test_an_episode_does_not_depend_on_its_company():
@@ -402,7 +421,7 @@ def test_more_turns_than_a_window_of_uniforms_can_serve():
 def test_an_episode_counts_once_in_its_group():
     trajs = rollout(context_rollout_batch, n=6, context=CONTEXTS["keep 1"])
     for n, traj in enumerate(trajs):
-        traj.samples, traj.reward = traj.samples[: 1 + n], float(n % 3 == 0)
+        traj.samples, traj.reward = traj.samples[: 1 + n], 0.7 * (n % 3 == 0)  # 0.7: no number of single precision
     for std_normalize in (True, False):
         batch, advantages = call_batch(trajs, TOK, replace(CFG, std_normalize=std_normalize))
         per_sample = advantages.sum(1) / batch["action_mask"].sum(1)
@@ -410,7 +429,7 @@ def test_an_episode_counts_once_in_its_group():
         expected = rewards - rewards.mean(1, keepdim=True)
         expected = (expected / rewards.std(1, keepdim=True) if std_normalize else expected).flatten()
         expected = torch.cat([row.expand(len(traj.samples)) for row, traj in zip(expected, trajs)])
-        torch.testing.assert_close(per_sample, expected)
+        torch.testing.assert_close(per_sample, expected, rtol=0, atol=1e-12)
         assert not advantages[~batch["action_mask"]].any()
 
 
@@ -493,7 +512,8 @@ def test_evaluation_is_the_default_one_and_counts_reading():
     assert stats.items() >= default.items() and stats.keys() - default.keys() == {"tokens_read", "tokens_new"}
     trajs = context_groups(*args[:3], CFG, seeded(4), make_env, 3, CONTEXTS["keep 1"])
     masked = evaluate_context(*args, seeded(4), CFG, CONTEXTS["keep 1"])
-    assert masked["tokens_read"] == sum(tokens_read(traj)[0] for traj in trajs) / 6
+    total, new = map(sum, zip(*map(tokens_read, trajs)))
+    assert (masked["tokens_read"], masked["tokens_new"]) == (total / 6, new / 6)
     assert masked.items() >= behavior_stats(trajs).items()
 
 
@@ -504,6 +524,16 @@ def test_owners_of_a_sample_are_those_of_its_view():
         assert (sample.owner[1:][sample.action_mask] == OWNER["policy"]).all()
         assert (sample.owner[sample.turn == -1][1:] == OWNER["prompt"]).all()
         assert "trained on" in repr(sample) and sample.reward == traj.reward
+
+
+def test_samples_may_start_at_a_later_call():
+    episode = ContextEpisode(EditBudgetEnv(), TASKS[0], TOK, 6, 256, CONTEXTS["keep 1"])
+    assert act_all(episode, [TOK.encode(f"<call> {call} </call>") for call in ("read", "test", "submit")]) == 3
+    every, later = with_samples(episode).samples, with_samples(episode, 1).samples
+    assert (len(every), len(later)) == (3, 2)
+    assert [sample.ids.tolist() for sample in later] == [sample.ids.tolist() for sample in every[1:]]
+    with pytest.raises(ValueError, match="shorter|longer"):  # a view has three rows
+        call_sample(with_samples(episode), 0, lambda *record: (*CONTEXTS["full"](*record), []))
 
 
 def test_the_vocabulary_must_fit():

@@ -114,9 +114,7 @@ def test_group_estimates_are_those_of_sections_9_1_and_7_4():
     """With all others as siblings there is one possible group, and it can be judged as a batch."""
     keys = [["s", "a", "b"], ["s", "a"], ["s", "c", "b"], ["s"]]
     passed = [True, False, False, True]
-    group = [
-        LabEpisode(ended(ok, len(names)), [], [], names) for ok, names in zip(passed, keys, strict=True)
-    ]
+    group = [LabEpisode(ended(ok, len(names)), [], [], names) for ok, names in zip(passed, keys, strict=True)]
     cfg, cost = LabConfig(siblings=3), 0.1
     to_go = [[ok - cost * (len(names) - k) for k in range(len(names))] for ok, names in zip(passed, keys, strict=True)]
     flat = step_advantages(sum(to_go, []), sum(keys, []), std_normalize=False).tolist()

@@ -66,8 +66,6 @@ def test_the_check_says_what_is_wrong():
         raise NotImplementedError
 
     assert check_budget(lambda step: 6 if step < 20 else 3).startswith("right")
-    assert check_budget(lambda step: 6 if step <= 20 else 3) == (
-        "not yet: step 20 (the first is 0) has 3 turns, not 6"
-    )
+    assert check_budget(lambda step: 6 if step <= 20 else 3) == ("not yet: step 20 (the first is 0) has 3 turns, not 6")
     assert check_budget(lambda step: 3).startswith("not yet: step 0")
     assert check_budget(unwritten).startswith("not written yet")

@@ -64,6 +64,20 @@ def test_rows_are_drawn_whole():
     assert spread == pytest.approx(scores[:, 0].std() / np.sqrt(10), rel=0.03)
 
 
+def test_bootstraps_are_percentiles_of_plain_loops_over_one_stream():
+    """9999 draws from generator 0: of rows; of rows, then of columns. Skewed, so that other intervals differ."""
+    scores, rng = table(7, 4) ** 6, np.random.default_rng(0)
+    rows, columns = rng.integers(0, 7, (9999, 7)), rng.integers(0, 4, (9999, 4))
+    by_hand = (
+        (draw_seeds, [scores[r].mean() for r in rows]),
+        (draw_seeds_and_tasks, [scores[np.ix_(r, c)].mean() for r, c in zip(rows, columns)]),
+    )
+    for draw, means in by_hand:
+        found = draw(scores, np.mean, 0.8)
+        assert found.bootstrap_distribution == pytest.approx(means)
+        assert [*found.confidence_interval] == pytest.approx(np.quantile(means, [0.1, 0.9]))
+
+
 @pytest.mark.parametrize("n", [3, 10, 100])
 def test_the_expanded_level_gives_the_width_of_students_t(n):
     from scipy.stats import norm, t
@@ -84,7 +98,15 @@ def test_the_interval_is_the_same_each_time_and_of_the_level_asked():
     assert wide["low"] < narrow["low"] < narrow["high"] < wide["high"]
 
 
-@pytest.mark.parametrize("scores", [np.empty((0, 3)), np.full((8, 2), np.nan), np.zeros(8)])
+def test_a_statistic_is_told_which_axes_are_seeds_and_tasks():
+    def best_task(scores, axis):
+        return scores.max(axis=axis[1], keepdims=True).mean(axis=axis)
+
+    scores = table(8, 3)
+    assert interval(scores, best_task)["estimate"] == pytest.approx(scores.max(axis=1).mean())
+
+
+@pytest.mark.parametrize("scores", [np.empty((0, 3)), np.full((8, 2), np.nan), np.zeros(8), [[0.5, None]] * 8])
 def test_a_table_with_gaps_is_refused(scores):
     with pytest.raises(ValueError, match="full table"):
         interval(scores)
@@ -115,6 +137,8 @@ def test_a_difference_is_paired_by_seed_and_task():
         (-0.04, 0.04, (-0.05, 0.05), "holds"),
         (-0.04, 0.06, (-0.05, 0.05), "undecided"),
         (-0.2, -0.05, (-0.05, 0.05), "does not hold"),
+        (0.05, 0.2, (-0.05, 0.05), "does not hold"),
+        (0.04, 0.05, (-0.05, 0.05), "undecided"),
     ],
 )
 def test_verdicts(low, high, region, says):

@@ -36,7 +36,8 @@ def test_modules_tests_and_functions_of_the_core_exist(module):
     assert all(
         f"\ndef {name}(" in source or f"\nclass {name}" in source for name in CORE[module].only + CORE[module].without
     )
-    assert CORE[module].tests and all((ROOT / "tests" / f"{name}.py").exists() for name in CORE[module].tests)
+    tests = [(ROOT / "tests" / f"{name}.py").read_text(encoding="utf-8") for name in CORE[module].tests]
+    assert tests and all(any(f"\ndef {name}(" in text for text in tests) for name in CORE[module].unused)
 
 
 # The tool
@@ -84,6 +85,15 @@ def test_weak_tests_let_mutants_live_and_better_ones_do_not(tmp_path):
 def test_failing_tests_are_reported_and_not_counted(tmp_path):
     with pytest.raises(RuntimeError, match="mutmut run .*failed:(.|\n)*assert half"):
         mutate.measure("half", HALF, 1, 10, 2, library(tmp_path, CODE, WEAK.replace("== 3", "== 4")))
+
+
+@pytest.mark.slow
+def test_a_test_that_is_not_used_may_fail(tmp_path):
+    tests = STRONG + "\ndef test_stored_runs():\n    assert half(4) == 'stored'\n"
+    entry = mutate.measure(
+        "half", Part(("test_half",), unused=("test_stored_runs",)), 1, 10, 2, library(tmp_path, CODE, tests)
+    )
+    assert (entry["mutants"], entry["killed"]) == (4, 4)
 
 
 def test_versions_are_about_code_and_not_about_comments(tmp_path):

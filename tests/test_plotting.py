@@ -166,6 +166,11 @@ def test_interval_of_one_or_no_or_equal_values():
         mean_interval([])
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_interval_of_one_value_is_not_asked_of_scipy_which_would_warn():
+    assert np.isnan(mean_interval([0.5])[1:]).all()
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9), st.floats(-10, 10), st.floats(0.1, 10))
 def test_interval_shifts_and_scales_with_the_values(values, shift, scale):

@@ -119,6 +119,15 @@ def test_a_batch_draws_a_row_of_uniforms_in_double_precision_for_each_episode(re
         rollout_batch(MODEL, envs, TASKS[:2], TOK, 4, 1.0, seeded())
 
 
+def test_a_reader_with_a_row_too_many_is_refused():
+    class Double(Fair):
+        def next_logits(self, new_ids):
+            return super().next_logits(new_ids).repeat(2, 1)
+
+    with pytest.raises(ValueError, match="longer"):
+        rollout(lambda model, n_rows: Double(n_rows, []), [0], torch.zeros(1, 256, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("sampler", [sample_groups, sample_step])
 def test_every_draw_is_from_the_generator_that_is_given(sampler):
     state = torch.get_rng_state()

@@ -103,7 +103,7 @@ def test_a_chat_holds_the_tokens_of_its_episode(texts):
     assert prompt_ids(messages, TOK) == episode.ids
 
 
-@given(st.one_of(WORDS, st.text("</>call read{}\"", max_size=20), st.sampled_from(GOOD)))
+@given(st.one_of(WORDS, st.text('</>call read{}"', max_size=20), st.sampled_from(GOOD)))
 @settings(deadline=None)
 def test_a_text_is_a_tool_call_exactly_if_the_gym_takes_it(text):
     tool = call_to_tool(text)

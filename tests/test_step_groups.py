@@ -57,9 +57,10 @@ def test_the_texts_of_a_trajectory_are_its_calls():
         episode.act(ids, [0.0] * len(ids))
     assert call_texts(make_trajectory(episode)) == episode.actions
     env = EditBudgetEnv()
-    assert states(TASKS[1], ["read", "edit fix_boundary", "submit"])[0] == visited_states(
-        env, TASKS[1], call_texts(make_trajectory(episode)), 6
-    )[0]
+    assert (
+        states(TASKS[1], ["read", "edit fix_boundary", "submit"])[0]
+        == visited_states(env, TASKS[1], call_texts(make_trajectory(episode)), 6)[0]
+    )
     env.reset(options={"task": TASKS[1], "max_turns": 6})
     assert state_key(env, []) == states(TASKS[1], ["submit"])[0]
 

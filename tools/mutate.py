@@ -44,14 +44,18 @@ KILLED, SURVIVED, SLOW = {"killed", "segfault"}, {"survived", "no tests"}, {"tim
 
 @dataclass(frozen=True)
 class Part:
-    """A module under mutation: its unit tests (names of files in tests/), and which functions and classes of it."""
+    """A module under mutation: its unit tests (names of files in tests/), and which functions and classes of it.
+
+    `unused` names tests that are not run, since they are about stored runs and not about this code.
+    """
 
     tests: tuple[str, ...]
     only: tuple[str, ...] = ()  # none: all of them
     without: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
-# The core, as far as it goes: training, context, call_credit and evidence are still to come. A line adds a module.
+# The core: what the book trains with, and the statistics by which it judges. A line adds a module.
 CORE = {
     "gradient": Part(("test_gradient",)),
     "aggregation": Part(("test_aggregation",)),
@@ -64,6 +68,15 @@ CORE = {
     "environment": Part(("test_environment",)),
     "episodes": Part(("test_episodes",)),
     "sampling": Part(("test_sampling",)),
+    "training": Part(("test_training",)),
+    "context": Part(("test_context",), without=("compacted", "check_compaction")),  # an exercise's
+    "call_credit": Part(("test_call_credit",), ("per_call_rewards",), unused=("test_the_stored_runs_are_whole",)),
+    "plotting": Part(("test_plotting",), ("mean_interval",)),
+    "evidence": Part(
+        ("test_evidence",),
+        without=("stored_rows", "task_scores", "train_and_repeat"),  # what reads stored tables, and what trains
+        unused=("test_scores_by_task_add_up_to_the_stored_means", "test_rows_of_other_code_are_not_mixed_in"),
+    ),
 }
 
 CONFTEST = """
@@ -95,11 +108,11 @@ markers = ["browser: opens JupyterLab in a browser", "slow: takes more than ten 
 [tool.mutmut]
 source_paths = ["agentrl"]
 only_mutate = ["agentrl/{module}.py"]
-also_copy = ["conftest.py", "tools"]
+also_copy = ["conftest.py", "tools", "figures"]
 process_isolation = "fork"  # its processes have read all imports; safe, since torch has one thread and no device
 timeout_multiplier = 1.0
 timeout_constant = {seconds}
-pytest_add_cli_args = ["-p", "no:cacheprovider", "-m", "not slow and not browser"]
+pytest_add_cli_args = {arguments}
 pytest_add_cli_args_test_selection = {tests}
 """
 
@@ -109,13 +122,14 @@ def digest(*parts) -> str:
 
 
 def versions(module: str, part: Part, root: Path = ROOT) -> dict[str, str]:
-    """Twelve hex digits each over what is mutated (with mutmut's version) and over its tests; comments do not count."""
+    """Twelve hex digits each over what is mutated (with mutmut's version) and over tests in use, without comments."""
 
     def statements(path: str) -> list[str]:
         return code_statements((root / path).read_text(encoding="utf-8"))
 
     code = digest(version("mutmut"), part.only, part.without, statements(f"agentrl/{module}.py"))
-    return {"code": code, "tests": digest({name: statements(f"tests/{name}.py") for name in part.tests})}
+    tests = {name: statements(f"tests/{name}.py") for name in part.tests}
+    return {"code": code, "tests": digest(tests)}
 
 
 def spare(source: str, part: Part) -> str:
@@ -136,13 +150,17 @@ def spare(source: str, part: Part) -> str:
 
 def build_copy(folder: Path, module: str, part: Part, seconds: float, root: Path = ROOT) -> None:
     """Lay out in `folder` what mutmut needs to mutate a module and to run its tests."""
-    for name in ("agentrl", "tests", "tools"):
+    for name in ("agentrl", "tests", "tools", "figures"):  # tests read the book's values
         if (root / name).is_dir():
             shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = folder / "agentrl" / f"{module}.py"
     target.write_text(spare(target.read_text(encoding="utf-8"), part), encoding="utf-8")
     tests = [f"tests/{name}.py" for name in part.tests]
-    (folder / "pyproject.toml").write_text(SETTINGS.format(module=module, seconds=float(seconds), tests=tests))
+    arguments = ["-p", "no:cacheprovider", "-m", "not slow and not browser"]
+    arguments += [f"--deselect={test}::{name}" for test in tests for name in part.unused]
+    (folder / "pyproject.toml").write_text(
+        SETTINGS.format(module=module, seconds=float(seconds), tests=tests, arguments=arguments)
+    )
     (folder / "conftest.py").write_text(CONFTEST)
 
 

@@ -1,6 +1,6 @@
 """Print the index of symptoms for the README, from the list that section 14.9 keeps.
 
-    python -m tools.symptoms
+python -m tools.symptoms
 """
 
 from agentrl.diagnosis import symptom_table

@@ -286,7 +286,7 @@ def arm_results(arms, seeds):
 # %% [markdown]
 # ## A stored number is a computed number
 #
-# Here are three seeds of the default arm. To see that the table holds what the code gives, we train the first
+# Here are the ten seeds of the default arm. To see that the table holds what the code gives, we train the first
 # steps of seed 0 again and compare with the stored history, digit by digit.
 
 # %%
@@ -303,7 +303,7 @@ print(bool((pd.DataFrame(again)[columns].to_numpy() == stored[columns].to_numpy(
 # %% [markdown]
 # ## What was seen
 #
-# An arm is a name in one table; a run is rows in two files that say which code made them; the first three
+# An arm is a name in one table; a run is rows in three files that say which code made them; the first three
 # steps, trained again, are equal to the stored ones in every digit.
 #
 # **Try it.** Add an arm of your own to `ARMS`, say `{'group_size': 4}`, run the cell that exports it, and

@@ -29,7 +29,7 @@
 import pandas as pd
 
 from agentrl.arms import SEEDS, arm_results
-from agentrl.plotting import plot_panels, save_figure, save_table, use_style
+from agentrl.plotting import mean_interval, plot_panels, save_figure, save_table, use_style
 from agentrl.tasks import EDIT_OPS, apply_op, make_tasks
 from agentrl.testing import run_tests
 
@@ -68,14 +68,37 @@ heldout, history = arm_results(arms, SEEDS)
 # %% [markdown]
 # Two budgets. With six turns there is time to read, edit, test and submit. With three, the habit of the base
 # (read, edit, test, submit) does not fit, and section 12.3 shows that its agent guesses blindly. We look at
-# the last ten training steps and at the held-out tasks, whose names no agent has seen in training.
+# the last ten training steps and at the held-out tasks, whose names no agent has seen in training: the lowest,
+# the middle (the median) and the highest of ten seeds.
 
 # %%
 train = history[history['step'] >= 30].groupby(['arm', 'seed'])[['pass_rate', 'reads']].mean().reset_index()
 unseen = heldout[['arm', 'seed', 'pass_rate', 'reads']]
 table = train.merge(unseen, on=['arm', 'seed'], suffixes=(' train', ' held-out'))
 save_table(table, '09_4_fixed_names')
-table.round(3)
+numbers = ['pass_rate train', 'reads train', 'pass_rate held-out', 'reads held-out']
+by_arm = table.groupby('arm')[numbers].agg(['min', 'median', 'max']).loc[arms]
+by_arm.stack(future_stack=True).rename_axis(['arm', 'over seeds']).round(3)
+
+# %% [markdown]
+# Arms of the same seed are tested on the same episodes, so we compare in pairs: with the leak minus without,
+# mean and 95% t interval.
+
+# %%
+wide = table.pivot(index='seed', columns='arm', values=numbers)
+rows = {(turns, number): mean_interval(wide[number][leak] - wide[number][honest])
+        for turns, honest, leak in ((6, 'default', 'fixed names'), (3, 'max_turns 3', 'fixed names, 3 turns'))
+        for number in numbers}
+pd.DataFrame(rows, index=['leak minus no leak', 'low', 'high']).T.rename_axis(['turns', '']).round(3)
+
+# %% [markdown]
+# With three turns the highest held-out pass rate is far from the middle. Is one agent different from the
+# others? Here are the agents of three turns, parted by whether they read.
+
+# %%
+three = table[table['arm'].str.contains('3')]
+three.groupby(['arm', three['reads held-out'] > 0.5])[['pass_rate train', 'pass_rate held-out']].agg(
+    ['count', 'min', 'mean', 'max']).round(3)
 
 # %%
 use_style(dashes=True)
@@ -85,17 +108,21 @@ save_figure(fig, '09_4_fixed_names', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]
 # With six turns the leak is left alone: the agent reads, as without the leak, because reading was already in
-# the base and soon pays. With three turns there is nothing better around, and the training pass rate climbs
-# above that of the blind guesser; on functions with names that it has not seen, the same agent is as blind as
-# ever. Who looks only at the training curve sees an agent that learns to repair.
+# the base and soon pays. With three turns the training pass rate climbs above that of the blind guesser; on
+# functions with names that it has not seen, the same agent is as blind as ever. Who looks only at the training
+# curve sees an agent that learns to repair. So it is on nine seeds. On the tenth the agent finds out around
+# step 20 that reading, editing and submitting fit into three turns, and leaves the leak. Without the leak none
+# of ten does; that the leak has helped does not follow from one case.
 #
 # ## What was seen
 #
 # A blind edit passes 0.2 of either split. With six turns a leaking name changes nothing that matters: about
-# one read an episode. With three turns the training pass rates of the last ten steps are 0.342, 0.509 and
-# 0.317 with the leak, against 0.203, 0.22 and 0.145 without; the held-out ones are 0.219, 0.3 and 0.15,
-# against 0.2, 0.269 and 0.2. The leak taught nothing about code. Shortcuts are taken where the honest way is
-# dear, and only tasks that break the shortcut show it.
+# one read an episode, and a difference in held-out passes of −0.001 (−0.027 to 0.024). With three turns it
+# raises the training pass rate of the last ten steps by 0.226 (0.12 to 0.332): this holds. The held-out one
+# differs by 0.072 (−0.061 to 0.205): undecided, because one agent of ten learned to read after all. The nine
+# others pass 0.215 there, between 0.175 and 0.306, against 0.201 without the leak: it taught them little or
+# nothing about code. Shortcuts are taken where the honest way is dear, and only tasks that break the shortcut
+# show it.
 #
 # **Try it.** Give all functions that need the same edit the same name (change `make_tasks`) and train with
 # six turns. Is five words by heart tempting enough?

@@ -246,6 +246,8 @@ REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat, ('training', 'base'))
 # %%
 from itertools import combinations
 
+from scipy.stats import binomtest
+
 pairs = list(combinations(range(N_REPEATS), 2))
 chosen = [pairs[n] for n in np.random.default_rng(2).choice(len(pairs), 200, replace=False)]
 
@@ -254,7 +256,9 @@ def count_zeros(arm):
     """How many of the chosen pairs of evaluations have an interval with 0 in it, and how wide they are."""
     repeats = [task_scores(REPEATS, arm, evaluated=n) for n in range(N_REPEATS)]
     same = pd.DataFrame([interval(repeats[one] - repeats[other]) for one, other in chosen])
-    return {'pairs': len(same), 'contain 0': int(((same['low'] <= 0) & (0 <= same['high'])).sum()),
+    found = int(((same['low'] <= 0) & (0 <= same['high'])).sum())
+    share = binomtest(found, len(same)).proportion_ci(method='wilson')
+    return {'pairs': len(same), 'contain 0': found, 'share, low': share.low, 'share, high': share.high,
             'half of the width': (same['high'] - same['low']).mean() / 2,
             'deviation of the mean': np.std([table.to_numpy().mean() for table in repeats], ddof=1)}
 
@@ -262,12 +266,12 @@ def count_zeros(arm):
 pd.DataFrame({arm: count_zeros(arm) for arm in REPEAT_ARMS}).round(4)
 
 # %% [markdown]
-# With draws of their own the agents' evaluations are independent, and the interval nearly keeps its
-# promise: 183 of 200, where 190 are due. Six seeds are few, even for a percentile that is taken far out.
-# With shared draws it falls short, 162 of 200: a lucky set of names is lucky for all agents, and no
-# resampling of seeds can see that. So an interval over the stored runs is about *these* 160 evaluation
-# episodes, and its ends should be read with a grain of 0.01. For two arms on the same draws the shared luck
-# cancels, as far as they act alike.
+# With draws of their own the agents' evaluations are independent, and the interval keeps its promise as far as
+# 200 pairs can tell: 185, where 190 are due, and Wilson's interval of that share goes from 0.880 to 0.954. (The
+# pairs share forty evaluations, so they know less than 200 independent ones would.) With shared draws it falls
+# short, 150 of 200: a lucky set of names is lucky for all agents, and no resampling of seeds can see that. That
+# is why the stored runs draw names and uniforms for each seed. All arms of a seed still share theirs, so in the
+# difference of two arms that luck cancels, as far as they act alike.
 
 # %% [markdown]
 # ## Compare two arms on what they share
@@ -324,15 +328,14 @@ for low, high in ((0.02, 0.3), (-0.1, 0.3), (-0.2, 0.0), (float('nan'), float('n
 # %% [markdown]
 # ## What was seen
 #
-# The default agent passes 0.786 of the held-out episodes, 0.782 to 0.792 over six seeds on these ten tasks,
-# and 0.394 to 0.998 if the question is about tasks like them: it passes nearly all of eight and none of
+# The default agent passes 0.776 of the held-out episodes, 0.751 to 0.792 over ten seeds on these ten tasks,
+# and 0.465 to 0.995 if the question is about tasks like them: it passes nearly all of eight and none of
 # two. On tables whose truth is known, drawing whole seeds covers it in 0.95 of the cases and drawing tasks
 # as well in 0.985; drawing each task's seeds apart, as if its scores came from other runs, in 0.82 only.
 #
-# Agents that are evaluated twice differ by nothing but luck, and 183 of 200 intervals say so with draws of
-# each agent's own, 162 with the shared draws of the stored runs. That is less than 95 in 100. Until the
-# stored runs have ten seeds and draws of their own, what holds by less than 0.01 should be taken as
-# undecided.
+# Agents that are evaluated twice differ by nothing but luck, and 185 of 200 intervals say so with draws of
+# each agent's own, as many as 95 in 100 allow; with draws that all agents share only 150 do. An evaluation
+# on one fixed set of episodes makes all seeds lucky together, and no number of seeds mends it.
 #
 # **Try it.** Give `make_scores` two seeds that fail on every task (a row of zeros). Which of the three
 # intervals still holds its truth, and what does the interquartile mean say?
