@@ -99,9 +99,9 @@ table.groupby('context', sort=False)[columns].mean().round(3)
 # %% [markdown]
 # ## What was seen
 #
-# The checker agrees in all seven cases. Without training for it, the policies pass 0.675, 0.650 and 0.262
-# under compaction, against 0.762, 0.750 and 0.800 with everything in view. And the smallest views are not
-# the cheapest episodes: an agent that no longer sees what it has done starts over, with 1.492 reads an
-# episode and 91.292 tokens read, where a cut head takes 64.092.
+# The checker agrees in all seven cases. Without training for it, the policies pass 0.675, 0.762 and 0.238
+# under compaction, against 0.762, 0.800 and 0.800 with everything in view. And the smallest views are not
+# the cheapest episodes: an agent that no longer sees what it has done starts over, with 1.421 reads an
+# episode and 88.462 tokens read, where a cut head takes 62.167.
 #
 # **Try it.** Let the note also say whether an edit was `applied`. Does the agent still start over?
