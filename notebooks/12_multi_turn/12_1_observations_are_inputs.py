@@ -234,7 +234,7 @@ print(check_double(lambda x: x + x))
 # overflow appears only at 24, in 0.006 of the episodes. Each of the book's findings of this section holds
 # here.
 #
-# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+# The same findings with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
 #
 # **Try it.** Set `temperature=2.0` in the configuration of `budget_row`. What happens to length and overflow,
 # and why does the policy's share change?

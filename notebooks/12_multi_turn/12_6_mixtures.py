@@ -468,7 +468,7 @@ print(check_single_share(my_single_share))
 # far (0.161 at most). Both prices are free (section 12.5); whether the bad answers of one format leak into the
 # other, 4 runs cannot say.
 #
-# The same findings over more seeds, with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
+# The same findings with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
 #
 # **Try it.** Make the mixture unequal: `'n_single': 1` and `'n_single': 7` as arms of `MIXTURE_ARMS`. How
 # few single-turn prompts teach the format, and how few multi-turn prompts keep the reading alive?
