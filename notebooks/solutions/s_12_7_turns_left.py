@@ -72,8 +72,8 @@ for wrap in (my_turns_left, TurnsLeft):
 # %% [markdown]
 # The guess: showing the limit changes what the policy *can* do, not what it is paid for. While a wrong
 # submission costs 1 and a cut episode nothing, to know the limit is no reason to submit before it. The runs,
-# three seeds each, without and with the turns shown, and with them shown and a cut priced like a wrong
-# submission; beside them the lowest submit rate during training:
+# ten seeds each, without and with the turns shown, and with them shown and a cut priced like a wrong
+# submission; beside them the lowest submit rate during training, and how many seeds stop submitting:
 
 # %%
 import pandas as pd
@@ -85,17 +85,22 @@ shown = run_study(PATHOLOGIES, ['turns left shown', 'turns left priced'], SEEDS)
 tables = zip(arm_results(['wrong_submit -1'], SEEDS), shown, strict=True)
 heldout, history = (pd.concat(pair).set_index(['arm', 'seed']) for pair in tables)
 start = history[history['step'] == 0]
-pd.DataFrame({'at step 0': start['submit_rate'],
-              'lowest submit rate': history.groupby(['arm', 'seed'], sort=False)['submit_rate'].min(),
-              'held-out submit rate': heldout['submit_rate'], 'held-out pass': heldout['pass_rate']}).round(3)
+runs = pd.DataFrame({'at step 0': start['submit_rate'],
+                     'lowest submit rate': history.groupby(['arm', 'seed'])['submit_rate'].min(),
+                     'held-out submit rate': heldout['submit_rate'], 'held-out pass': heldout['pass_rate']})
+print(runs.groupby('arm').agg(['mean', 'min', 'max']).round(3).T.to_string())
+counts = {'held-out submit rate below 0.05': runs['held-out submit rate'] < 0.05,
+          'held-out pass of half or more': runs['held-out pass'] >= 0.5}
+pd.DataFrame(counts).groupby('arm').agg(['sum', 'count']).T
 
 # %% [markdown]
 # ## What was seen
 #
 # A wrapper of a few lines that the check finds right. The guess holds in its main point: shown the turns
-# left, two of three policies stop submitting (held-out pass 0.000), the third passes 0.694, where the same
-# reward without the words ends at 0.731 to 0.794 on every seed. With a price on being cut the words do no
-# harm: 0.794 to 0.800. Three seeds do not say whether the policy uses the count.
+# left, five of ten policies stop submitting (a held-out submit rate below 0.05), and four pass half or more,
+# up to 0.769, where the same reward without the words ends at 0.662 to 0.794 on every seed. With a price on
+# being cut the words do no harm: 0.681 to 0.800. Ten seeds still do not say whether the policy uses the
+# count.
 #
 # **Try it.** Let `my_turns_left` speak only when two turns are left: what does the check say, and is it right
 # to say so?
