@@ -3,7 +3,7 @@ from itertools import islice
 
 import pytest
 
-from agentrl.arms import arm_results
+from agentrl.arms import SEEDS, arm_results
 from agentrl.base import make_rl_base
 from agentrl.context import CONTEXTS, call_batch, context_step
 from agentrl.live_training import KEPT, TURNED, LiveTraining, base_steps, explore_knobs, knob_runs
@@ -51,11 +51,11 @@ def test_all_knobs_of_the_panel_are_known():
 
 
 def test_stored_settings_are_those_of_the_arms():
-    heldout, history = arm_results(["penalty 0.3"], (0, 1, 2))
+    heldout, history = arm_results(["penalty 0.3"], SEEDS)
     behavior, curve = knob_runs("price of a call", "0.3")
     assert behavior["pass_rate"] == heldout["pass_rate"].mean() and len(curve) == len(history)
     for knob, settings in TURNED.items():
-        assert len(settings) == 3 and all(len(knob_runs(knob, setting)[1]) == 3 * 40 for setting in settings)
+        assert len(settings) == 3 and all(len(knob_runs(knob, setting)[1]) == len(SEEDS) * 40 for setting in settings)
 
 
 def test_moving_a_knob_changes_the_figure():
