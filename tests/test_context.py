@@ -403,6 +403,15 @@ def test_the_plain_reader_gives_the_same(name):
     assert all(torch.equal(a.ids, b.ids) for a, b in zip(cached, plain)) and made[0] == 4
 
 
+def test_a_reader_with_a_row_too_many_is_refused():
+    class Double(PlainReader):
+        def next_logits(self, new_ids):
+            return super().next_logits(new_ids).repeat(2, 1)
+
+    with pytest.raises(ValueError, match="longer"):
+        rollout(context_rollout_batch, n=1, reader=Double)
+
+
 def test_an_episode_does_not_depend_on_its_company():
     trajs = rollout(context_rollout_batch, n=8, context=CONTEXTS["summary"])
     alone = rollout(context_rollout_batch, n=1, context=CONTEXTS["summary"])
