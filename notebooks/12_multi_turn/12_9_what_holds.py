@@ -18,7 +18,7 @@
 # The book ran each arm once and warns that some of its arms flip. Here is every finding of chapter 12, in our
 # words, as a statement about one number: the book's value, ours over all stored seeds with its interval, and
 # what the rule of [section 9.7](../09_grpo/09_7_evidence.ipynb) makes of it. Some claims hold, some fall, and
-# some ask for more seeds than we have.
+# some ask for more seeds than we have. At the end the claims about four arms are put to four bases.
 #
 # **Time** 15 min. **Assumes** [9.7](../09_grpo/09_7_evidence.ipynb), [12.7](12_7_design_problems.ipynb).
 # **Afterwards you can** look a finding up in one table, and say by its interval whether it holds, fails or
