@@ -546,8 +546,9 @@ print('children left:', len(left))
 # The naive grader accepts the liar; `run_tests` gives it 0 of 3. Endless loops, growth and floods end as
 # `timeout`, `memory` and `output`, a program that only waits is given its time, leaving ends as `exit`, a
 # forged report as `failed`, and nothing is left alive: 0 processes of the forker, 0 children of ours. Three
-# sources cost two children, because the second is the first under other names. On the grid each edit passes the hidden tests of its own 6 tasks and of no other, 0
-# tasks pass unedited, and the visible tests let 2 unedited tasks and 4 wrong edits slip through.
+# sources cost two children, because the second is the first under other names. On the grid each edit passes
+# the hidden tests of its own 6 tasks and of no other, 0 tasks pass unedited, and the visible tests let 2
+# unedited tasks and 4 wrong edits slip through.
 #
 # **Try it.** Add `[0, 0, 4]` to `VISIBLE_INPUTS` in section 2.1: which of the slips remain? Write a program
 # that gets `passed=True` for the `tests` of this section without adding anything.
