@@ -91,7 +91,7 @@ mutate: $(STAMP)
 bench: $(STAMP)
 	@$(RUN) -m tools.bench
 
-# The same beside TRL's GRPOTrainer (about 2 GB in .venv-peers, 5 min); keep the machine quiet.
+# The same beside TRL's GRPOTrainer (about 2 GB in .venv-peers); keep the machine quiet.
 bench-peers: $(PEERS_STAMP)
 	@OMP_NUM_THREADS=1 $(PEERS) -m tools.bench_peers
 

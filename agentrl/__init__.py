@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 5680217f5b7fadcc
+# Body: 7cb419c97c5becdf
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -77,6 +77,7 @@ __all__ = [
     "Explorer",
     "FATAL",
     "FIELDS",
+    "FRESH",
     "FatalRefusal",
     "Finding",
     "FreeCalls",
@@ -312,6 +313,7 @@ __all__ = [
     "check_rerun",
     "check_returns",
     "check_rewards",
+    "check_rows",
     "check_sampled_mask",
     "check_sequence_ratio",
     "check_single_share",
@@ -776,6 +778,7 @@ __all__ = [
     "weigh_batch",
     "window_needed",
     "window_rollouts",
+    "with_interval",
     "with_logp",
     "with_ones",
     "with_rewards",
@@ -796,6 +799,7 @@ _HOME = {
     "save_table": "plotting",
     "save_figure": "plotting",
     "mean_interval": "plotting",
+    "with_interval": "plotting",
     "spread_labels": "plotting",
     "plot_bands": "plotting",
     "plot_panels": "plotting",
@@ -1292,6 +1296,7 @@ _HOME = {
     "KNOBS": "lower_clip",
     "KNOB_ARMS": "lower_clip",
     "train_lower_clip_arm": "lower_clip",
+    "FRESH": "lower_clip",
     "LOWER_CLIP": "lower_clip",
     "CLIP_KNOBS": "lower_clip",
     "TOKEN_VALUES": "dumps",
@@ -1416,6 +1421,7 @@ _HOME = {
     "check_token_rewards": "credit_faults",
     "returns_with_reset": "credit_faults",
     "check_returns": "credit_faults",
+    "check_rows": "identity_faults",
     "check_token_ids": "identity_faults",
     "call_columns": "identity_faults",
     "check_call_contexts": "identity_faults",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_3_budget_and_penalty.py. Do not edit: change it there, then `make export`.
-# Body: 1648e5d417d7472c
+# Body: 340fe0415f72b18b
 """12.3 A turn budget and a cost for each call decide what is learned."""
 
 from dataclasses import replace
@@ -63,7 +63,7 @@ def train_curriculum(arm, seed=0, base_seed=0):
     return train_stages(CURRICULUM_ARMS[arm]['stages'], RLConfig(seed=seed), base_seed, EVALUATION)
 
 
-CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum', 'base'), (0, 1, 2))
+CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum', 'base'))
 
 
 # 12_multi_turn/12_3_budget_and_penalty, cell 13

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_5_groups.py. Do not edit: change it there, then `make export`.
-# Body: dd67201d80d8fb4c
+# Body: 69b34634e9938d74
 """14.5 Compare only with what was measured."""
 
 import torch
@@ -52,7 +52,7 @@ def is_healthy(errors, n):
 def check_group_spread(advantages, reward, group, action_mask=None, errors=None, tiny=1e-6):
     """Advantages ([B] or [B, T-1]) are possible in groups with these rewards [B], or a Finding."""
     tokens = advantages if advantages.dim() == 2 else advantages[:, None]
-    size = (tokens if action_mask is None else tokens * action_mask.bool()).abs().amax(1)  # [B]
+    size = (tokens if action_mask is None else tokens.where(action_mask.bool(), 0.0)).abs().amax(1)  # [B]
     for rows in members(group, is_healthy(errors, len(reward))):
         if not len(rows):
             continue

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_3_identity.py. Do not edit: change it there, then `make export`.
-# Body: 65a520ec858b7d2e
+# Body: 83b10649900a9b4c
 """14.3 Train each token once, as it was sampled, where it was sampled."""
 
 import torch
@@ -8,8 +8,16 @@ from agentrl.mask_faults import Finding, first_place
 
 
 # 14_faults/14_3_identity, cell 3
+def check_rows(name, given, ids):
+    """ValueError unless `given` has an entry for each row of ids [B, T]."""
+    if len(given) != len(ids):
+        raise ValueError(f'{name} has {len(given)} entries; allowed: {len(ids)}, one a row of ids')
+
+
+# 14_faults/14_3_identity, cell 3
 def check_token_ids(ids, action_mask, sampled_ids):
     """Kept tokens of ids [B, T] are sampled_ids, the engine's list of ids for each row, or a Finding."""
+    check_rows('sampled_ids', sampled_ids, ids)
     for row, engine in enumerate(sampled_ids):
         columns = action_mask[row].bool().nonzero()[:, 0]
         trained, engine = ids[row, columns + 1].tolist(), [int(n) for n in engine]
@@ -45,6 +53,7 @@ def check_call_contexts(ids, action_mask, contexts, attention_mask=None):
     A call is a run of kept tokens. contexts: for each row a list with the ids given for each of its calls.
     attention_mask [B, T] says where left padding ends.
     """
+    check_rows('contexts', contexts, ids)
     for row, given in enumerate(contexts):
         starts = call_columns(action_mask[row])
         first = 0 if attention_mask is None else int(attention_mask[row].bool().int().argmax())
@@ -73,7 +82,7 @@ def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0):
     """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding."""
     if not same_weights:
         return None
-    gap = (train_logp - logp).abs() * action_mask.bool()
+    gap = (train_logp - logp).abs().where(action_mask.bool(), 0.0)
     wrong = gap > max_gap
     if not wrong.any():
         return None

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: 7b079d992471ad34
+# Body: 694f4abec9d2a44c
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -121,6 +121,13 @@ def mean_interval(values):
     mean = sum(values) / len(values)
     half = t.ppf(0.975, len(values) - 1) * sem(values) if len(values) > 1 else float('nan')
     return mean, mean - half, mean + half
+
+
+# 00_start_here/00_2_figures_and_tables, cell 13
+def with_interval(values, digits=3):
+    """`mean (low to high)` of `mean_interval` as text; the mean alone if all seeds agree, or there is one."""
+    mean, low, high = (f'{round(value, digits) + 0.0:.{digits}f}' for value in mean_interval(values))  # no -0
+    return mean if low == high else f'{mean} ({low} to {high})'
 
 
 # 00_start_here/00_2_figures_and_tables, cell 15

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_7_design_review.py. Do not edit: change it there, then `make export`.
-# Body: 94cc2b1ba6449376
+# Body: 83291a7ecde0ecc7
 """12.7.1 Review a design before it is deployed."""
 
 from functools import partial
@@ -145,7 +145,7 @@ def train_and_review(arm, seed=0, base_seed=0):
     return run | {'heldout': [review_row(policy, seed, *situation) for situation in SITUATIONS]}
 
 
-REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'), (0, 1, 2))
+REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'))
 
 
 # 12_multi_turn/12_7_design_review, cell 8

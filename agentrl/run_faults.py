@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_8_runs.py. Do not edit: change it there, then `make export`.
-# Body: 92cfc4d243b8f700
+# Body: 7ec0c94b08325d61
 """14.8 Lose no episode, and be able to play it again."""
 
 import random
@@ -61,7 +61,10 @@ def check_lost_rollouts(errors):
 
 # 14_faults/14_8_runs, cell 9
 def check_rerun(ids, key, rerun_ids, rerun_key):
-    """Rows of two runs, ids [B, T] with B distinct keys, agree key by key, or a Finding."""
+    """Rows of two runs, ids [B, T] with B distinct keys, agree key by key, or a Finding.
+
+    Columns are compared up to the narrower of the two widths: pad both runs to one width to compare all.
+    """
     keys, again = [str(k) for k in key], {str(k): row for row, k in enumerate(rerun_key)}
     if len(set(keys)) < len(keys) or set(keys) != set(again):
         raise ValueError(

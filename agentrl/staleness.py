@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_7_staleness.py. Do not edit: change it there, then `make export`.
-# Body: 3297a89dee83d900
+# Body: 529bc4d1df2229d0
 """13.7 Limit how old a group may be, and see whom the limit removes."""
 
 import asyncio
@@ -312,4 +312,4 @@ def train_staleness_arm(arm, seed=0, base_seed=0):
     return train_async(RLConfig(seed=seed), AsyncConfig(**STALENESS_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'), (0, 1, 2))
+STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))

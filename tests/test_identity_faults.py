@@ -1,5 +1,6 @@
 """Ids, contexts and counts: red on other ids, other prefixes and second copies; green on what was sampled."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,20 @@ def test_what_was_sampled_is_green():
     assert check_token_ids(IDS, MASK, SAMPLED) is None
     assert check_call_contexts(IDS, MASK, CONTEXTS) is None
     assert check_trained_once(IDS, MASK, torch.tensor([0, 1])) is None
+
+
+def test_each_row_needs_an_entry():
+    for wrong in ([], SAMPLED[:1], [*SAMPLED, [1]]):
+        with pytest.raises(ValueError, match=f"sampled_ids has {len(wrong)} entries; allowed: 2"):
+            check_token_ids(IDS, MASK, wrong)
+    with pytest.raises(ValueError, match="contexts has 1 entries; allowed: 2"):
+        check_call_contexts(IDS, MASK, CONTEXTS[:1])
+
+
+def test_what_is_masked_may_be_infinite():
+    engine = torch.tensor([[-1.0, -torch.inf]])
+    found = check_first_ratio(torch.tensor([[-3.0, -1.0]]), engine, torch.tensor([[1, 0]]), same_weights=True)
+    assert "1 of 1" in found.evidence and "by 2" in found.evidence
 
 
 def test_another_id_is_found_at_its_place():

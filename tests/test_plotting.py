@@ -34,6 +34,7 @@ from agentrl.plotting import (
     side_by_side,
     spread_labels,
     use_style,
+    with_interval,
 )
 
 ROOT = Path(plotting.__file__).resolve().parents[1]
@@ -177,6 +178,14 @@ def test_interval_shifts_and_scales_with_the_values(values, shift, scale):
     expected = [scale * bound + shift for bound in mean_interval(values)]
     found = mean_interval([scale * value + shift for value in values])
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_interval_as_text():
+    assert with_interval([0.762, 0.787, 0.775]) == "0.775 (0.744 to 0.806)"
+    assert with_interval([1.0, 2.0, 3.0], digits=1) == "2.0 (-0.5 to 4.5)"
+    assert with_interval([-0.00001, -0.00001]) == "0.000"  # without a minus, and without an interval of width 0
+    assert with_interval([0.99999, 1.00001]) == "1.000"
+    assert with_interval([0.5]) == "0.500"
 
 
 # Curves

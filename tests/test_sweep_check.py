@@ -88,7 +88,9 @@ def test_the_command(monkeypatch, capsys):
     assert result.exit_code == 0 and "2 runs are what is stored" in result.output and len(chosen) == 2
     assert {run[0] for _, run in chosen} == {"default"}
     assert CliRunner().invoke(app, ["--study", "gpro"]).exit_code == 2
-    assert CliRunner().invoke(app, ["--study", "grpo", "--arms", "nothing"]).exit_code == 2
+    chosen.clear()
+    wrong = CliRunner().invoke(app, ["--study", "grpo", "--arms", "default", "--arms", "defaults"])
+    assert wrong.exit_code == 2 and "did you mean 'default'" in wrong.output and chosen == []
     monkeypatch.setattr(sweep_check, "check", lambda runs, jobs: ["grpo: differs"])
     assert CliRunner().invoke(app, ["--study", "grpo", "--draw", "1"]).exit_code == 1
 

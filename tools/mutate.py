@@ -71,7 +71,7 @@ CORE = {
     "training": Part(("test_training",)),
     "context": Part(("test_context",), without=("compacted", "check_compaction")),  # an exercise's
     "call_credit": Part(("test_call_credit",), ("per_call_rewards",), unused=("test_the_stored_runs_are_whole",)),
-    "plotting": Part(("test_plotting",), ("mean_interval",)),
+    "plotting": Part(("test_plotting",), ("mean_interval", "with_interval")),
     "evidence": Part(
         ("test_evidence",),
         without=("stored_rows", "task_scores", "train_and_repeat"),  # what reads stored tables, and what trains

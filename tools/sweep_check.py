@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from agentrl.arms import KEY, Study, read_runs, run_tables
 from agentrl.cache import cache_dir
-from agentrl.launch import finished_runs
+from agentrl.launch import finished_runs, nearest
 from tools.sweep import Run, choose_studies, run_name
 
 CLOSE = 1e-6  # relative, of figures that are sums of many products
@@ -101,6 +101,9 @@ def main(
         studies = choose_studies(study)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    known = list(dict.fromkeys(arm for one in studies for arm in one.arms))
+    if wrong := [text for arm in arms or () for text in nearest("arm", arm, known)]:
+        raise typer.BadParameter("\n".join(wrong))
     chosen = [(one, run) for one in studies for run in stored_runs(one, arms)]
     if not chosen:
         raise typer.BadParameter(f"no runs are stored of arms={arms} in {', '.join(one.name for one in studies)}")

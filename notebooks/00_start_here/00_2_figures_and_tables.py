@@ -275,11 +275,17 @@ def mean_interval(values):
     return mean, mean - half, mean + half
 
 
+def with_interval(values, digits=3):
+    """`mean (low to high)` of `mean_interval` as text; the mean alone if all seeds agree, or there is one."""
+    mean, low, high = (f'{round(value, digits) + 0.0:.{digits}f}' for value in mean_interval(values))  # no -0
+    return mean if low == high else f'{mean} ({low} to {high})'
+
+
 # %%
 import torch
 from scipy.stats import bootstrap
 
-print('mean {:.3f}, 95% from {:.3f} to {:.3f}'.format(*mean_interval([0.762, 0.787, 0.775])))
+print(with_interval([0.762, 0.787, 0.775]))
 
 generator = torch.Generator().manual_seed(0)
 uniform = torch.rand(5000, 3, dtype=torch.float64, generator=generator).numpy() - 0.5   # [trial, seed]

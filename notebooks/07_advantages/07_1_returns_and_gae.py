@@ -257,9 +257,9 @@ for name, critic in (('exact', exact), ('always 0', 0 * exact)):
 pd.DataFrame(rows, columns=['critic', 'lambda', 'heads minus tails', 'deviation after heads']).round(3)
 
 # %% [markdown]
-# With exact values each λ is right on average, and a small one has no noise. With a critic that knows
-# nothing, λ below 1 fades the verdict on its way back. So λ is the trust in the critic; 7.2 shows how much
-# ours deserves.
+# With exact values each λ is right on average, and the smaller it is the less noise, none at λ = 0. With a
+# critic that knows nothing, λ below 1 fades the verdict on its way back. So λ is the trust in the critic;
+# 7.2 shows how much ours deserves.
 #
 # ## Observations take no time
 #

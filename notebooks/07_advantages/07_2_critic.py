@@ -454,7 +454,7 @@ pd.DataFrame(rows).T.rename_axis(['episodes', 'fitted to'])
 # ## What was seen
 #
 # A critic with the usual warm-up explained 0.270 of the variance of the returns it was fitted to, 0.155 on
-# new episodes of the same tasks and 0.039 on held-out tasks. Reasons, in numbers: at most 0.062 of the
+# new episodes of the same tasks and 0.039 on held-out tasks. Reasons, in numbers: an estimated 0.062 of the
 # variance lies between tasks, the rest is decided by tokens not yet drawn; at the starts of calls, a table
 # that knows whether the edit was right would explain 0.43 and 0.40, the critic 0.07 and −0.08; and it had
 # seen too little, since with 1600 episodes in the same number of steps these are 0.22 and 0.06. Asked one

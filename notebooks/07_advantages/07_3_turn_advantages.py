@@ -181,7 +181,7 @@ for b, t in mask.nonzero().tolist():
 print('rewards from the call on, minus the value of its start:', worst < 1e-12)
 
 one_token = mask.cumsum(1)  # a new call at every kept token
-by_turn, by_token = turn_advantages(rewards, values, mask, one_token, 0.99, 0.9), None
+by_turn = turn_advantages(rewards, values, mask, one_token, 0.99, 0.9)
 by_token = gae_advantages(rewards, values, mask, 0.99, 0.9)
 print('calls of one token:', [torch.equal(a, b) for a, b in zip(by_turn, by_token)])
 
@@ -274,8 +274,8 @@ pd.DataFrame({name: x[row, kept] for name, x in columns.items()}, index=tokens).
 # Three things to see. With γ = 1 the surprises of a call's tokens add up to the surprise of the call: 0.309
 # for `read`, most of it when the tool is named. Token level says *which* token surprised, and a critic that
 # errs inside a call errs there too: it took the right edit for a mistake, and its tokens have advantages
-# from 0.185 to 0.427. Turn level asks only at the starts, gives all four 0.475, and fades them over three
-# calls, not twelve tokens.
+# from 0.185 to 0.427. Turn level asks only at the starts, gives all four 0.475, and fades the verdict over
+# two calls on its way to them, not over six to nine tokens.
 
 # %%
 by_token, by_call = columns['surprise'], turn_advantages(*inputs, 1.0, 0.0)[0]

@@ -144,7 +144,7 @@ table.round(3)
 # The episode advantage gives B's `read` and B's wrong edit the same −1/3. The step advantage gives the first
 # call of every episode exactly that (all calls before anything happened form one group, which is the
 # episode's), but compares B's edit with A's alone, from the same state: −1/2 against +1/2. And it says
-# nothing about the six calls that came after.
+# nothing about the four calls that were made in a state of their own.
 #
 # The same with tensors: number the groups, add up by number.
 
@@ -304,10 +304,10 @@ print(list(tokens.shape), 'tokens, of which', len(kept), 'kept;', int((kept != 0
 # ## What was seen
 #
 # Three episodes by hand: the same −1/3 for a harmless `read` and a wrong edit became −0.333 and −0.5, and
-# six calls of nine were compared with nobody or with equals. On 64 episodes of the starting policy, 225
-# calls were made in 143 states: a share of 0.471 had company, but 0.261 if the first call is left aside,
-# where the step advantage only repeats the episode's; and of those calls a share of 0.149 got an advantage
-# that is not zero. From the third call on, no group had anything to say. If names counted there would be no
+# four calls of nine were compared with nobody. On 64 episodes of the starting policy, 225 calls were made
+# in 143 states: a share of 0.471 had company, but 0.261 if the first call is left aside, where the step
+# advantage only repeats the episode's; and of all 161 later calls a share of 0.149 got an advantage that
+# is not zero. From the third call on, no group had anything to say. If names counted there would be no
 # company at all. Whether what step groups do say is *right* is measured in 7.6.
 #
 # **Try it.** Leave the calls that are left out of `state_key`: how many more calls have company, and what is

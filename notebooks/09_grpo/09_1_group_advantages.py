@@ -18,7 +18,7 @@
 # How good is a reward of 1? It depends on the task: on an easy one everybody gets it. GRPO (Shao et al.
 # 2024) samples a *group* of episodes of the same task and uses the group's mean as the baseline, so no
 # critic is needed. It also divides by the group's standard deviation. We compute both by hand, see which
-# groups teach nothing, which rounding error could make them teach nonsense, and what the division hides: the
+# groups teach nothing, how rounding errors could make them teach nonsense, and what the division hides: the
 # size of a penalty.
 #
 # **Time** 15 min. **Assumes** [6.1](../06_policy_gradient/06_1_gradient_and_mask.ipynb). **Afterwards you

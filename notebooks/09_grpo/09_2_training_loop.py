@@ -217,7 +217,7 @@ from agentrl.model import sequence_log_probs
 trajs = sample_step(policy, make_tasks('train'), tok, cfg, torch.Generator().manual_seed(1))
 batch = collate(trajs, tok.pad_id)
 with torch.no_grad():
-    logp = sequence_log_probs(policy, batch['ids'])
+    logp = sequence_log_probs(policy, batch['ids'], cfg.temperature)
 log_ratio = (logp - batch['logp'])[batch['action_mask']]
 print('largest |log ratio| below 1e-12:', bool(log_ratio.abs().max() < 1e-12))
 
@@ -242,8 +242,9 @@ for size in (1, 7, 32):
 # call instead of some 500 small ones.
 #
 # The loop yields a row after each step: who asks for no further row has stopped it (section 15.5 does so by a
-# button). `train_rl` asks for all of them. Later sections change one part and keep the rest: `env_factory` makes another environment,
-# `sample` another sampler (section 12.4), `prepare` other batches and advantages (sections 12.2, 12.7).
+# button). `train_rl` asks for all of them. Later sections change one part and keep the rest: `env_factory`
+# makes another environment, `sample` another sampler (section 12.4), `prepare` other batches and advantages
+# (sections 12.2, 12.7).
 
 # %%
 #@save
@@ -253,7 +254,8 @@ def group_batch(trajs, tok, cfg):
     return batch, compute_advantages(batch, cfg)
 
 
-def train_steps(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
+def train_steps(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step,
+                prepare=group_batch):
     """Train `policy` in place; after each step yield a dict of its behaviour and update statistics."""
     generator = torch.Generator().manual_seed(cfg.seed)
     opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
@@ -291,7 +293,8 @@ print(again == history[:2])
 # ## What was seen
 #
 # A loop that samples, compares and updates; log-probabilities that agree between sampling and training, so
-# that the first ratio is 1; and a gradient that does not care how the batch is cut.
+# that the first ratio is 1; and a gradient that does not care how the batch is cut. In six steps the pass
+# rate of the training batches went from 0.203 to 0.531, and reads an episode from 0.641 to 1.109.
 #
-# **Try it.** Set `temperature=0.5` in `RLConfig`: does the first ratio stay 1, and why? Then sample at
-# temperature 0.5 but train at 1.
+# **Try it.** Set `cfg = RLConfig(temperature=0.5)` before the check of the first ratio: does it stay 1,
+# and why? Then leave `cfg.temperature` out of `sequence_log_probs`: what does the check say?

@@ -88,9 +88,9 @@ arm_config('penalty 0.05', seed=2)
 # ## Train an arm
 #
 # Forty steps from the RL base, then sixteen episodes of each of the ten held-out tasks. Their names and
-# uniforms are the same for all arms of a run seed, so that arms can be compared in pairs, and others for each
-# seed: shared by all, their luck would be in every run, and no number of runs would take it out (section 9.7
-# shows it). The result is kept on disk (section 0.3) under its configuration and the version of
+# uniforms are the same for all arms of a run seed (but for arms with fixed names, which draw none), so that
+# arms can be compared in pairs, and others for each seed: shared by all, their luck would be in every run, and
+# no number of runs would take it out (section 9.7 shows it). The result is kept on disk (section 0.3) under its configuration and the version of
 # the code, so no section trains what another one has trained.
 
 # %%
@@ -227,7 +227,7 @@ def store_run(study, arm, base, seed, run):
 # %% [markdown]
 # ## Several arms, several seeds
 #
-# `run_study` returns both tables for the arms and seeds asked for. What is stored is read; what is missing
+# `run_study` returns the tables heldout and history for the arms and seeds asked for. What is stored is read; what is missing
 # is trained, two runs at a time with one thread each, and stored as soon as it is ready, so that an
 # interrupted call loses only the runs under way. A run that fails does not stop the others; the error at the
 # end names all that failed. (Section 13.8 has a launcher that also survives a killed worker.)
@@ -306,5 +306,5 @@ print(bool((pd.DataFrame(again)[columns].to_numpy() == stored[columns].to_numpy(
 # An arm is a name in one table; a run is rows in three files that say which code made them; the first three
 # steps, trained again, are equal to the stored ones in every digit.
 #
-# **Try it.** Add an arm of your own to `ARMS`, say `{'group_size': 4}`, run the cell that exports it, and
-# call `arm_results` with its name.
+# **Try it.** Add an arm of your own in a new cell, `ARMS['groups of 4'] = {'group_size': 4}`, and call
+# `arm_results(['groups of 4'], (0,))`. Its rows are stored with the others; `git restore figures` removes them.

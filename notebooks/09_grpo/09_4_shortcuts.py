@@ -68,8 +68,8 @@ heldout, history = arm_results(arms, SEEDS)
 # %% [markdown]
 # Two budgets. With six turns there is time to read, edit, test and submit. With three, the habit of the base
 # (read, edit, test, submit) does not fit, and section 12.3 shows that its agent guesses blindly. We look at
-# the last ten training steps and at the held-out tasks, whose names no agent has seen in training: the lowest,
-# the middle (the median) and the highest of ten seeds.
+# the last ten training steps and at the held-out tasks, whose names an agent of the leak has never seen: the
+# lowest, the middle (the median) and the highest of ten seeds.
 
 # %%
 train = history[history['step'] >= 30].groupby(['arm', 'seed'])[['pass_rate', 'reads']].mean().reset_index()
@@ -81,8 +81,8 @@ by_arm = table.groupby('arm')[numbers].agg(['min', 'median', 'max']).loc[arms]
 by_arm.stack(future_stack=True).rename_axis(['arm', 'over seeds']).round(3)
 
 # %% [markdown]
-# Arms of the same seed are tested on the same episodes, so we compare in pairs: with the leak minus without,
-# mean and 95% t interval.
+# Arms of the same seed start from the same policy and are tested on the same tasks, so we compare in pairs
+# (their names differ, and so do the uniforms): with the leak minus without, mean and 95% t interval.
 
 # %%
 wide = table.pivot(index='seed', columns='arm', values=numbers)

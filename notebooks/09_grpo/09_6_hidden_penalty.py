@@ -163,7 +163,7 @@ pd.DataFrame(rows, columns=columns).set_index(['seed', '']).round(3)
 
 # %%
 from agentrl.arms import ARMS, STEPS, arm_results
-from agentrl.plotting import mean_interval, plot_panels, save_figure, save_table, use_style
+from agentrl.plotting import plot_panels, save_figure, save_table, use_style, with_interval
 
 PAIRS = {'penalty 0.05': 'penalty 0.05, no std', 'penalty 0.3': 'penalty 0.3, no std'}
 FIVE = ['default', *PAIRS, *PAIRS.values()]
@@ -189,11 +189,6 @@ by_arm.rename_axis(['arm', 'over seeds']).round(3)
 # Then the means, in brackets a 95% t interval over the seeds.
 
 # %%
-def with_interval(values):
-    mean, low, high = mean_interval(values)
-    return f'{mean:.3f} ({low:.3f} to {high:.3f})'
-
-
 runs.groupby('arm', sort=False).agg(with_interval).T
 
 # %% [markdown]

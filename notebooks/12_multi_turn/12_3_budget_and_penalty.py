@@ -255,7 +255,7 @@ def train_curriculum(arm, seed=0, base_seed=0):
     return train_stages(CURRICULUM_ARMS[arm]['stages'], RLConfig(seed=seed), base_seed, EVALUATION)
 
 
-CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum', 'base'), (0, 1, 2))
+CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum', 'base'))
 
 
 # %%

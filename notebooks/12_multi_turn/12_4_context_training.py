@@ -122,7 +122,15 @@ print('stored run is what the code gives:', list(first['passes']) == list(again[
 # differ much from the others. Where one reaches below 0 or above 1 it says no more than that.
 
 # %%
-from agentrl.plotting import beside_book, book_results, mean_interval, save_figure, save_table, side_by_side
+from agentrl.plotting import (
+    beside_book,
+    book_results,
+    mean_interval,
+    save_figure,
+    save_table,
+    side_by_side,
+    with_interval,
+)
 
 BOOK = {'full': 'full', 'keep 1': 'keep_obs=1'}
 EVALUATED = {'full': 'keep_obs=None', 'keep 1': 'keep_obs=1', 'keep 0': 'keep_obs=0'}
@@ -340,7 +348,7 @@ def ratio(one, other):
     """Tokens read of one (arm, evaluated) over another, and the difference in pass rate, as text."""
     runs = heldout.set_index(['arm', 'evaluated', 'seed'])[['tokens_read', 'pass_rate']].sort_index()
     pairs = (runs.loc[one] / runs.loc[other])['tokens_read'], (runs.loc[one] - runs.loc[other])['pass_rate']
-    return ['{:.3f} ({:.3f} to {:.3f})'.format(*mean_interval(values)) for values in pairs]
+    return [with_interval(values) for values in pairs]
 
 
 PAIRS = {

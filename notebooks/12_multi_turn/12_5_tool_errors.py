@@ -164,11 +164,11 @@ by_rule.assign(all=by_rule.sum(axis=1))
 from agentrl.plotting import (
     arm_color,
     beside_book,
-    mean_interval,
     save_figure,
     save_table,
     side_by_side,
     use_style,
+    with_interval,
 )
 
 errors = pd.DataFrame([{'arm': rule} | error_stats(some) for (rule, _), some in trajs.items()])
@@ -307,16 +307,10 @@ runs = pd.DataFrame({
 runs[['steps 35-39', 'held-out pass']].stack().unstack('seed').loc[ARMS_SHOWN].round(4)
 
 # %%
-def with_interval(values):
-    """Mean and 95% t interval over seeds, as text."""
-    mean, low, high = mean_interval(values)
-    return f'{mean:.4f} ({low:.4f} to {high:.4f})'
-
-
 runs['change'] = runs['steps 35-39'] - runs['steps 0-4']
 runs['pass, minus default'] = runs['held-out pass'].sub(runs.loc['default', 'held-out pass'], level='seed')
 columns = ['change', 'held-out', 'held-out pass', 'pass, minus default']
-shown = runs.groupby('arm')[columns].agg(with_interval)
+shown = runs.groupby('arm')[columns].agg(with_interval, digits=4)
 shown.insert(1, 'seeds down', (runs['change'] < 0).groupby('arm').sum())
 shown.loc[ARMS_SHOWN]
 

@@ -193,12 +193,12 @@ def single_share(weights, single):
 # %%
 from agentrl.plotting import (
     beside_book,
-    mean_interval,
     plot_panels,
     save_figure,
     save_table,
     side_by_side,
     use_style,
+    with_interval,
 )
 
 
@@ -386,12 +386,6 @@ save_table(table, '12_6_single_and_multi_turn')
 side_by_side(table)
 
 # %%
-def with_interval(values):
-    """Mean and 95% t interval over seeds, as text."""
-    mean, low, high = mean_interval(values)
-    return f'{mean:.3f} ({low:.3f} to {high:.3f})'
-
-
 runs.groupby('arm', sort=False).agg(with_interval)
 
 # %%

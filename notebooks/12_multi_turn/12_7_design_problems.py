@@ -110,13 +110,13 @@ from agentrl.mdp import affordable_cost
 from agentrl.plotting import (
     beside_book,
     book_results,
-    mean_interval,
     plot_bands,
     plot_panels,
     save_figure,
     save_table,
     spread_labels,
     use_style,
+    with_interval,
 )
 
 heldout, history = arm_results(['default', 'penalty 0.3', 'wrong_submit -1'], SEEDS)
@@ -199,11 +199,7 @@ print('six reads, four of them free:          ', [env.step('<call> read </call>'
 # %%
 def with_intervals(runs, columns):
     """Mean over seeds and 95% t interval, as text, for each arm and column."""
-    def show(values):
-        mean, low, high = (f'{value + 0.0:.3f}' for value in mean_interval(values))
-        return mean if low == high else f'{mean} ({low} to {high})'
-
-    return runs.groupby('arm', sort=False)[columns].agg(show).T
+    return runs.groupby('arm', sort=False)[columns].agg(with_interval).T
 
 
 cured, steps = run_study(PATHOLOGIES, ['cost annealed in', 'four calls free'], SEEDS)

@@ -211,7 +211,7 @@ def train_and_review(arm, seed=0, base_seed=0):
     return run | {'heldout': [review_row(policy, seed, *situation) for situation in SITUATIONS]}
 
 
-REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'), (0, 1, 2))
+REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'))
 
 # %% [markdown]
 # ## Exercise: isolate the shifts yourself
@@ -264,20 +264,14 @@ print(check_pair(my_pair))
 import pandas as pd
 
 from agentrl.arms import run_study
-from agentrl.plotting import mean_interval, save_figure, save_table, use_style
+from agentrl.plotting import mean_interval, save_figure, save_table, use_style, with_interval
 
 rows, history = run_study(REVIEW, list(REVIEW_ARMS), REVIEW.seeds)
 rows['situation'] = list(rows[list(FIELDS)].itertuples(index=False, name=None))
 
-
-def interval(values):
-    """'mean (low to high)' of a few numbers."""
-    return '{:.3f} ({:.3f} to {:.3f})'.format(*mean_interval(values))
-
-
 plan = [(6, 'full', 'nothing', 0), (12, 'keep 3', 'nothing', 0)]
 shown = rows[rows['situation'].isin(plan)]
-shown.groupby(['arm', 'situation'], sort=False)[['pass_rate', 'own_turns']].agg(interval)
+shown.groupby(['arm', 'situation'], sort=False)[['pass_rate', 'own_turns']].agg(with_interval)
 
 # %% [markdown]
 # By this table the plan is safe. But these episodes end after four or five calls; hardly one of them sees an

@@ -470,7 +470,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# ## Four limits, three seeds
+# ## Four limits, ten seeds
 #
 # Forty updates of two groups, from the RL base. The runs are a study (section 9.3), stored under
 # `figures/data`. Afterwards each policy plays the held-out tasks, all of them and, once more, those of the
@@ -506,18 +506,18 @@ def train_staleness_arm(arm, seed=0, base_seed=0):
     return train_async(RLConfig(seed=seed), AsyncConfig(**STALENESS_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'), (0, 1, 2))
+STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))
 
 # %%
 from agentrl.arms import run_study
 from agentrl.plotting import (
     arm_color,
-    mean_interval,
     plot_bands,
     save_figure,
     save_table,
     spread_labels,
     use_style,
+    with_interval,
 )
 
 heldout, history = run_study(STALENESS, list(STALENESS.arms), STALENESS.seeds)
@@ -535,18 +535,17 @@ for name in ('all', 'slow'):
     runs[f'held-out pass, {name}'] = rows['pass_rate']
 runs = runs.loc[list(STALENESS.arms)]
 save_table(runs.reset_index(), '13_7_staleness_runs')
-runs.round(3)
+runs.groupby('arm', sort=False).agg(['min', 'max']).round(3).T
+
+# %% [markdown]
+# Lowest and highest seed above; below the means with their 95% t intervals, and the differences from the arm
+# without a limit, seed by seed.
 
 # %%
-def with_interval(values):
-    """Mean and 95% t interval over seeds, as text."""
-    mean, low, high = mean_interval(values)
-    return f'{mean:.3f} ({low:.3f} to {high:.3f})'
-
-
-summary = runs.groupby('arm')[['kl', 'wasted tokens', 'slow of trained', 'seconds', 'held-out pass, all',
-                               'held-out pass, slow']].agg(with_interval)
-summary.loc[list(STALENESS.arms)].T
+measured = ['kl', 'wasted tokens', 'slow of trained', 'seconds', 'held-out pass, all', 'held-out pass, slow']
+compared = ['kl', 'held-out pass, all', 'held-out pass, slow']
+differences = runs[compared].sub(runs.loc['no limit', compared], level='seed').add_suffix(', minus no limit')
+runs[measured].join(differences).groupby('arm', sort=False).agg(with_interval).T
 
 # %%
 sums[[*kinds, 'episodes_lost', 'episodes']].groupby('arm').sum().loc[list(STALENESS.arms)].T

@@ -163,7 +163,7 @@ fig, axes = plt.subplots(1, 2, figsize=(10, 3.3), layout='constrained')
 styles = {'right': ('#0072B2', '-'), 'inverted': ('#D55E00', '--'), 'everything': ('#555555', ':')}
 for ax, column, label in ((axes[0], 'pass_rate', 'pass rate'), (axes[1], 'grad_norm', 'gradient norm')):
     for kind, history in histories.items():
-        color, line = styles[kind]
+        color, line = styles.get(kind, ('#CC79A7', '-.'))
         ax.plot(history['step'] + 1, history[column], color=color, linestyle=line)
         if ax is axes[0]:
             end = (len(history), history[column].iloc[-1])

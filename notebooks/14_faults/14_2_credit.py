@@ -217,8 +217,9 @@ print('wrong:', returns_with_reset(rewards, mask).tolist())
 print('ours: ', returns_to_go(rewards, mask).tolist())
 
 # %% [markdown]
-# `read` looked up the answer and gets nothing for it, `submit` gets it all. **The check** sums again, in a
-# way that cannot make this mistake: total minus what was paid before.
+# `read` looked up the answer and gets nothing for it, `submit` gets it all. **The check** sums again in a way
+# that cannot make this mistake: for each kept token, the rewards of the kept tokens from there on, and no
+# running sum.
 
 
 # %%

@@ -66,8 +66,15 @@ print('sampled:', sampled, ' trained:', [decode_and_encode(call) for call in sam
 
 # %%
 #@save
+def check_rows(name, given, ids):
+    """ValueError unless `given` has an entry for each row of ids [B, T]."""
+    if len(given) != len(ids):
+        raise ValueError(f'{name} has {len(given)} entries; allowed: {len(ids)}, one a row of ids')
+
+
 def check_token_ids(ids, action_mask, sampled_ids):
     """Kept tokens of ids [B, T] are sampled_ids, the engine's list of ids for each row, or a Finding."""
+    check_rows('sampled_ids', sampled_ids, ids)
     for row, engine in enumerate(sampled_ids):
         columns = action_mask[row].bool().nonzero()[:, 0]
         trained, engine = ids[row, columns + 1].tolist(), [int(n) for n in engine]
@@ -135,11 +142,15 @@ seen = [
     int(n) for n, who in zip(before, traj.owner[:start], strict=True) if who != OWNER['tool']
 ]  # rendered again
 views = {'sampled, the tool\'s words gone': seen, 'trained, the whole record': before.tolist()}
-table = {}
-for name, view in views.items():
+
+
+def kept_logp(view):
+    """Log-probabilities [1, n] of the n tokens of the second call after `view`."""
     with torch.no_grad():
-        logp = sequence_log_probs(policy, torch.tensor([view + calls[1]]))[0, len(view) - 1 :]
-    table[name] = logp.exp().tolist()
+        return sequence_log_probs(policy, torch.tensor([view + calls[1]]))[:, len(view) - 1 :]
+
+
+table = {name: kept_logp(view)[0].exp().tolist() for name, view in views.items()}
 table = pd.DataFrame(table, index=tok.decode(calls[1]).split()).T
 table.loc['ratio before any update'] = table.iloc[1] / table.iloc[0]
 table.round(3)
@@ -166,6 +177,7 @@ def check_call_contexts(ids, action_mask, contexts, attention_mask=None):
     A call is a run of kept tokens. contexts: for each row a list with the ids given for each of its calls.
     attention_mask [B, T] says where left padding ends.
     """
+    check_rows('contexts', contexts, ids)
     for row, given in enumerate(contexts):
         starts = call_columns(action_mask[row])
         first = 0 if attention_mask is None else int(attention_mask[row].bool().int().argmax())
@@ -210,7 +222,7 @@ def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0):
     """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding."""
     if not same_weights:
         return None
-    gap = (train_logp - logp).abs() * action_mask.bool()
+    gap = (train_logp - logp).abs().where(action_mask.bool(), 0.0)
     wrong = gap > max_gap
     if not wrong.any():
         return None
@@ -223,13 +235,6 @@ def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0):
 
 
 # %%
-def kept_logp(view):
-    """Log-probabilities of the second call after `view`, as a row whose other columns are 0."""
-    with torch.no_grad():
-        logp = sequence_log_probs(policy, torch.tensor([view + calls[1]]))[:, len(view) - 1 :]
-    return logp
-
-
 both = {name: kept_logp(view) for name, view in views.items()}
 engine, trainer = both.values()
 print('wrong:', check_first_ratio(trainer, engine, torch.ones_like(engine), same_weights=True))
@@ -316,5 +321,5 @@ print('right:', check_trained_once(branches, versions['right'], episode) or 'not
 # A prefix on three branches was trained three times; with the rejected branch removed too late it was not
 # trained at all; with the right order, once.
 #
-# **Try it.** Hide the *last* observation only, then an old one, from the second exhibit's view. How large is
-# the worst gap? Would `max_gap=1.0` have seen it?
+# **Try it.** In the second exhibit hide only the first half of what the tool said, then only the second half:
+# leave those ids out of `seen`. How large is the worst gap? Would `max_gap=1.0` have seen it?

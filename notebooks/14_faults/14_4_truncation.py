@@ -101,7 +101,9 @@ print('right: ', {name: info[name] for name in ('n_edits', 'n_invalid', 'stop')}
 # counts as malformed by design; 13.4 compares the treatments in training.)
 #
 # **The check** reads a table with one line a call. It also compares the tokens with the limit, because the
-# reason may lie: vLLM issue 58228 reports cut turns that came back as `tool_calls`, 25 in 3600.
+# reason may lie: vLLM issue 58228 reports cut turns that came back as `tool_calls`, 25 in 3600. The price: a
+# call that ends by itself exactly at the limit is taken for a cut one. Let the limit be one token more than a
+# call may need.
 
 # %%
 #@save

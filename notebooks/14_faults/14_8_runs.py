@@ -190,7 +190,10 @@ def play(order):
 # %%
 #@save
 def check_rerun(ids, key, rerun_ids, rerun_key):
-    """Rows of two runs, ids [B, T] with B distinct keys, agree key by key, or a Finding."""
+    """Rows of two runs, ids [B, T] with B distinct keys, agree key by key, or a Finding.
+
+    Columns are compared up to the narrower of the two widths: pad both runs to one width to compare all.
+    """
     keys, again = [str(k) for k in key], {str(k): row for row, k in enumerate(rerun_key)}
     if len(set(keys)) < len(keys) or set(keys) != set(again):
         raise ValueError(
@@ -271,8 +274,8 @@ for name, retries in (('wrong', tries), ('patient', patient)):
 # ## What was seen
 #
 # A parser with `json.loads` raised three kinds of exceptions on mangled text; the gym's answered everything.
-# Three rows that share a generator were other rows in another order, four episodes with uniforms of their own
-# were the same in both. A memory limit that asked for patience was given up at the first attempt, and the
+# Of three rows that share a generator two were other rows in another order; four episodes with uniforms of
+# their own were the same in both. A memory limit that asked for patience was given up at the first attempt, and the
 # check did not mistake bad credentials for it.
 #
 # **Try it.** Fuzz the parser of your own agent loop with `check_parser`. Then dump the same prompts twice, in

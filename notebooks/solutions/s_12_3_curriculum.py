@@ -37,7 +37,7 @@ def my_budget(step):
 print(check_budget(my_budget))
 
 # %% [markdown]
-# ## Three runs, three seeds each
+# ## Three arms, ten seeds each
 #
 # All are trained for 60 steps and evaluated with three turns.
 
@@ -45,7 +45,7 @@ print(check_budget(my_budget))
 heldout, history = run_study(CURRICULUM, list(CURRICULUM_ARMS), CURRICULUM.seeds)
 shown = ['pass_rate', 'reads', 'tests', 'edits', 'turns']
 save_table(heldout[['arm', 'seed', *shown]], 's_12_3_curriculum')
-heldout[['arm', 'seed', *shown]].round(3)
+heldout.groupby('arm', sort=False)[shown].agg(['min', 'mean', 'max']).round(3).T
 
 # %%
 passes = heldout.pivot(index='seed', columns='arm', values='pass_rate')
@@ -66,9 +66,15 @@ save_figure(fig, 's_12_3_curriculum', history[['arm', 'seed', 'step', *labels]])
 # What happens when the budget falls to three depends on one habit: how many of a seed's episodes still test.
 
 # %%
-stages = {'6 turns, then 3': (19, 20, 30, 40, 59), '6 turns, 4, then 3': (39, 40, 45, 50, 59)}
-near = pd.concat([history[history['arm'].eq(arm) & history['step'].isin(steps)] for arm, steps in stages.items()])
-near.pivot(index=['arm', 'step'], columns='seed', values=['tests', 'submit_rate', 'pass_rate']).round(2)
+def around(cut):
+    """A seed a row: tests an episode in the last step before `cut`, submissions right after it, what came of it."""
+    runs = history[history['arm'] == CUTS[cut]].pivot(index='seed', columns='step')
+    return pd.DataFrame({'tests before': runs['tests', cut - 1], 'submit after': runs['submit_rate', cut],
+                         'submit 10 later': runs['submit_rate', cut + 10], 'pass at the end': runs['pass_rate', 59]})
+
+
+CUTS = {20: '6 turns, then 3', 40: '6 turns, 4, then 3'}
+pd.concat({arm: around(cut) for cut, arm in CUTS.items()}, names=['arm']).round(2)
 
 # %% [markdown]
 # ## What was seen
