@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_4_a_call_cut_by_the_limit.py. Do not edit: change it there, then `make export`.
-# Body: 5d87dd44d269d3ed
+# Body: 815ae8dd5db3f3b4
 """13.4 A call cut by the token limit is no call."""
 
 from dataclasses import dataclass
@@ -106,6 +106,10 @@ def read_turn(completion):
     if None in (turn.finish_reason, turn.written, turn.total):
         raise ValueError(f'finish_reason={turn.finish_reason!r}, tokens {turn.written} of {turn.total}: '
                          'the server must send all three')
+    named = all(isinstance(name, str) and name for _, name, _ in turn.calls)
+    counted = all(isinstance(n, int) and n >= 0 for n in (turn.written, turn.total))
+    if not (named and counted and isinstance(turn.text, str)):
+        raise ValueError(f'calls, text or token counts are of the wrong type: {str(turn)[:80]}')
     return turn
 
 
@@ -155,11 +159,11 @@ async def play_chat(ask, env, task, limit=None, on_cut=end_at_cut, system=(), en
         turns.append(turn)
         if is_cut(turn, limit):
             observation, *_, info = on_cut(env, turn.text)
-            messages += [{'role': 'assistant', 'content': turn.text},
-                         {'role': 'user', 'content': observation}]
+            answers = [{'role': 'tool', 'tool_call_id': number, 'content': observation}
+                       for number, *_ in turn.calls] or [{'role': 'user', 'content': observation}]
         else:
             answers, info = act_on(turn, env)
-            messages += [turn.message(), *answers]
+        messages += [turn.message(), *answers]
         if not info['stop'] and enough(turn):
             info = env.get_wrapper_attr('cut')('context')
     return info, turns

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
-# Body: 47b8f68eee684a9e
+# Body: 2f717a677d19750b
 """3.2 Build TinyAgent and read each token once."""
 
 from dataclasses import dataclass, replace
@@ -155,7 +155,10 @@ class TinyAgent(nn.Module):
         return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
     @torch.no_grad()
     def extend(self, new_ids, cache):
-        """Read new ids (a list a row, some empty); logits [R', V] of rows that got some, and the cache."""
+        """Read new ids (a list a row, not all empty); logits [R', V] of rows that got some, and the cache.
+
+        The cache given is written to: go on with the one that is returned. To branch, copy `kv` first.
+        """
         new = lay_out(new_ids, cache.lengths)
         n_read = int(new.position.max()) + 1
         check_ids(self, new.ids, n_read)
@@ -171,7 +174,7 @@ class TinyAgent(nn.Module):
 
 # 03_model/03_2_tiny_agent, cell 10
 def init_weights(model, rng):
-    """Normal weights, deviation 0.02 to 0.12 by width, residual outputs over sqrt(2 layers); zero biases."""
+    """Normal: deviation 0.02 in embeddings, inputs ** -0.5 in maps, residual ones over sqrt(2 layers)."""
     residual = {id(m) for block in model.blocks for m in (block.out, block.mlp[2])}
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_0_a_server_for_the_agent.py. Do not edit: change it there, then `make export`.
-# Body: d4579c936652d0f4
+# Body: 3211884cfbf73a0e
 """13.0 Put a server between the agent and its loop."""
 
 import asyncio
@@ -441,9 +441,16 @@ class LocalServer:
         getattr(self.app.state, 'stop', bool)()
         self.uvicorn.should_exit = True
     def call(self, function, *args):
-        """Run a function in the server's loop; its result."""
+        """Run a function in the server's loop; its result, or its error."""
         result = Future()
-        self.loop.call_soon_threadsafe(lambda: result.set_result(function(*args)))
+
+        def run():
+            try:
+                result.set_result(function(*args))
+            except Exception as error:
+                result.set_exception(error)
+
+        self.loop.call_soon_threadsafe(run)
         return result.result(timeout=10)
     def __enter__(self):
         self.thread.start()

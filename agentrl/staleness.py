@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_7_staleness.py. Do not edit: change it there, then `make export`.
-# Body: 529bc4d1df2229d0
+# Body: 147dd1721ab6806f
 """13.7 Limit how old a group may be, and see whom the limit removes."""
 
 import asyncio
@@ -39,7 +39,7 @@ class AsyncGroup:
         return version - min(self.versions)
 
     def tokens(self):
-        """Tokens that the policy wrote."""
+        """Tokens that the policy wrote in the episodes that were finished."""
         return sum(int(traj.action_mask.sum()) for traj in self.trajs)
 
 

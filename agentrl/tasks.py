@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/02_fundamentals/02_1_repair_tasks.py. Do not edit: change it there, then `make export`.
-# Body: 942d3a1f67588d62
+# Body: ebdca6dfdbd78285
 """2.1 Make thirty repair tasks whose answer must be read."""
 
 import ast
@@ -143,7 +143,7 @@ VISIBLE_INPUTS = ([5, 3, 1], [2, 4, 6])
 
 # 02_fundamentals/02_1_repair_tasks, cell 9
 def make_tests(source, inputs):
-    """Pairs ((list, k), value) with the values of the given correct function."""
+    """Pairs ((numbers, k), value), numbers a tuple, with the values of the given correct function."""
     namespace = {}
     exec(source, namespace)                                             # our right_source, never a candidate
     return tuple(((tuple(xs), K), namespace['f'](xs, K)) for xs in inputs)

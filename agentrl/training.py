@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: 8f138f33653a6e7e
+# Body: 9bca52ac43d58dd5
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
@@ -135,7 +135,8 @@ def group_batch(trajs, tok, cfg):
 
 
 # 09_grpo/09_2_training_loop, cell 10
-def train_steps(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step, prepare=group_batch):
+def train_steps(policy, tasks, tok, cfg, steps=40, env_factory=make_env, sample=sample_step,
+                prepare=group_batch):
     """Train `policy` in place; after each step yield a dict of its behaviour and update statistics."""
     generator = torch.Generator().manual_seed(cfg.seed)
     opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)

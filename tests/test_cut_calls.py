@@ -168,6 +168,22 @@ def test_an_answer_that_leaves_something_out_is_an_error_and_not_a_guess(answer)
         read_turn(answer)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion((5, "{}")),
+        completion(("", "{}")),
+        completion(("read", ""), usage={"completion_tokens": "3", "total_tokens": 40}),
+        completion(("read", ""), written=-1),
+        completion(("read", ""), usage={"completion_tokens": 3, "total_tokens": 1.5}),
+        completion(text=["read"], reason="stop"),
+    ],
+)
+def test_a_part_of_the_wrong_type_is_an_error_and_not_a_crash(answer):
+    with pytest.raises(ValueError, match="of the wrong type: Turn"):
+        read_turn(answer)
+
+
 # The loop
 
 
@@ -206,6 +222,15 @@ def test_a_cut_call_that_is_reported_does_not_end_the_episode():
         {"role": "assistant", "content": "<call> edit fix_init"},
         {"role": "user", "content": "error malformed call"},
     ]
+
+
+def test_a_cut_call_labelled_as_complete_is_reported_as_the_answer_to_its_call():
+    cut = completion(("edit", FIX), written=4)
+    info, _, seen = play(cut, completion(("submit", "{}")), limit=3, on_cut=report_error)
+    assert info["stop"] == "submit" and info["n_invalid"] == 1 and info["n_edits"] == 0
+    made, answered = seen[1][-2:]
+    assert made["tool_calls"][0]["id"] == answered["tool_call_id"] == "c0"
+    assert (answered["role"], answered["content"]) == ("tool", "error malformed call")
 
 
 @pytest.mark.parametrize("call", [("rm", "{}"), ("edit", '{"op": "fix_'), ("edit", "{}"), ("read", '{"file": "a"}')])

@@ -340,6 +340,12 @@ def test_an_engine_that_fails_answers_503_at_once_and_for_ever():
                 ask(client)
 
 
+def test_an_error_of_a_function_called_in_the_server_reaches_the_caller():
+    with serving() as (server, _):
+        with pytest.raises(ZeroDivisionError):
+            server.call(lambda: 1 / 0)
+
+
 def test_the_end_of_the_server_ends_what_waits():
     with serving() as (server, client):
         server.call(server.engine.hold)

@@ -45,7 +45,8 @@ HTML(tokens_so_far('default', tokens=120))
 # %% [markdown]
 # An agent was not born like this. These are eight attempts of the policy that training starts from, on the
 # same task and with the same luck: first what it was paid, then its calls. It submits at once, edits
-# without a look, fiddles until its six calls are used up, or reads and picks the wrong edit.
+# without a look, fiddles until its six calls are used up, or reads and picks the wrong edit; two of the eight
+# read and pick the right one.
 
 # %%
 from agentrl.player import lucky_group, said
@@ -106,7 +107,8 @@ _ = knob_figure('price of a call', 2)
 
 # %% [markdown]
 # Choose a knob, and move through its three settings with the arrow keys. Watch the reads: an agent looks
-# before it acts only where looking pays, is allowed, and is remembered.
+# before it acts only where looking pays and is allowed. One that keeps only its last observation does not
+# look less often: it looks again.
 
 # %% tags=["nbval-ignore-output"]
 explore_knobs()
@@ -173,7 +175,8 @@ Markdown(symptom_table(links))
 # | 14 | my run is sick: where do I look? | [14.1](../14_faults/14_1_masks.ipynb), [14.9](../14_faults/14_9_diagnose.ipynb) |
 # | 15 | may I play with it? | [15.0](../15_explorers/15_0_sliders.ipynb) to [15.5](../15_explorers/15_5_live_training.ipynb) |
 #
-# New to reinforcement learning? Take the [tour](00_1_tour.ipynb), then chapters 2, 4, 6 and 9 in order.
+# New to reinforcement learning? Take the [tour](00_1_tour.ipynb), then the first of the
+# [three orders of reading](../../site/reading_orders.md).
 #
 # ## What was seen
 #

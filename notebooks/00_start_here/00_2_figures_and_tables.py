@@ -46,10 +46,11 @@ from scipy.stats import sem, t
 # A reader who has learned in section 12.3 that blue is the default run should not have to learn it again in
 # 12.5. The colours are those of Okabe and Ito (2008), chosen so that people with the common kinds of colour
 # blindness can tell them apart. Their yellow is left out: it is too pale for a line on white. Eight hues
-# are not enough for a whole book, so arms that appear in few figures borrow darker ones, most of them from
-# the *muted* scheme of Tol (2021).
+# are not enough for a whole book, so arms that appear in few figures borrow others, many of them from the
+# schemes of Tol (2021).
 #
-# Two names for the same run share a colour on purpose.
+# Two names for the same run share a colour on purpose. So do a few arms of different chapters that never meet
+# in a figure, and a run and its longer version.
 
 # %%
 #@save
@@ -480,8 +481,8 @@ side_by_side(compared)
 #
 # A colour belongs to an arm, and the four of section 12.3 stay apart in both kinds of colour blindness. A
 # figure saved twice is the same file, and its table lies beside it. With three seeds the t interval holds
-# the true mean in 95 of 100 trials and the bootstrap in about 75, so tables here use t. The seeds in the
-# last table were invented; the book's column was not.
+# the true mean in 95 of 100 trials if the noise is normal and in 92 if it is uniform, the bootstrap in about
+# 75, so tables here use t. The seeds in the last table were invented; the book's column was not.
 #
 # **Try it.** Change three seeds to ten in the simulation (`5000, 3`): how fast does the bootstrap catch up?
 # Replace the blue of `default` by the vermillion's neighbour `#CC6600` and look at the swatches again.

@@ -183,12 +183,15 @@ import struct
 
 stored = pickle.dumps(0.762)
 start = stored.index(struct.pack('>d', 0.762))
-noticed = 0
+noticed, other = 0, 0
 for bit in range(64):
     damaged = bytearray(stored)
     damaged[start + bit // 8] ^= 1 << bit % 8
-    noticed += pickle.loads(damaged) == 0.762
-print(f'noticed: {noticed} of 64')
+    try:
+        other += pickle.loads(damaged) != 0.762
+    except Exception:
+        noticed += 1
+print(f'noticed: {noticed} of 64; another number: {other}')
 
 # %% [markdown]
 # Never: each gives another number, without a word. joblib can compress what it writes, and zlib's format
@@ -369,7 +372,7 @@ scratch = tempfile.TemporaryDirectory()
 os.environ['AGENTRL_CACHE'] = scratch.name
 runs = []
 
-
+# %%
 @cached('cache')
 def train_slowly(arm, seed=0):
     """Pretend to train."""
@@ -436,6 +439,8 @@ except KeyboardInterrupt:
     print('interrupted')
 interrupt = False
 print(train_and_stop())
+
+# %%
 scratch.cleanup()
 del os.environ['AGENTRL_CACHE']
 
@@ -447,6 +452,6 @@ del os.environ['AGENTRL_CACHE']
 # kinds of damage were noticed, each cost one run and one warning, and an untouched file cost none. Two
 # callers at once cost one run. Old results stay until you delete the cache folder.
 #
-# **Try it.** Change `seed + 0.5` and run the cell of `train_slowly` again: `runs` shows that the change is
-# noticed. Then change only its docstring. What happens if `interrupt` is set to True again after
-# `train_and_stop` has been kept?
+# **Try it.** Run all cells but the last. Change `seed + 0.5` and run the cell of `train_slowly` again: `runs`
+# grows. Then change only its docstring: nothing is added. Set `interrupt` to True and call
+# `train_and_stop()`, whose result has been kept: what happens?

@@ -204,7 +204,7 @@ def right_source(template):
 # %% [markdown]
 # ## Tests, visible and hidden
 #
-# A test is a pair: arguments, and the value that the correct function gives. The hidden inputs hold zeros,
+# A test is a pair: arguments, and the value that the correct function gives. The hidden inputs hold a zero,
 # ties, the threshold 3 itself and a non-positive last element, because a bug that no input touches is no bug.
 # The agent's `test` tool runs only the visible ones. Passing those is good evidence and no proof: there is no
 # zero among them, so a wrong comparison with 0 slips through. Section 4.1 counts what they catch.
@@ -217,7 +217,7 @@ VISIBLE_INPUTS = ([5, 3, 1], [2, 4, 6])
 
 
 def make_tests(source, inputs):
-    """Pairs ((list, k), value) with the values of the given correct function."""
+    """Pairs ((numbers, k), value), numbers a tuple, with the values of the given correct function."""
     namespace = {}
     exec(source, namespace)                                             # our right_source, never a candidate
     return tuple(((tuple(xs), K), namespace['f'](xs, K)) for xs in inputs)
@@ -306,7 +306,7 @@ print(fresh.source)
 # %% [markdown]
 # ## What `read` shows
 #
-# A policy of 158 thousand parameters should not spend its life on brackets. `compact_source` drops the
+# A policy of some 150 thousand parameters should not spend its life on brackets. `compact_source` drops the
 # signature, brackets and commas and closes each block with the word `end`, so that the place of the `return`
 # stays visible.
 
@@ -358,5 +358,6 @@ print(sum(hits), 'of', len(hits), 'tasks told by reading; a right function gives
 # edit, so the best blind edit repairs 2 of 10. A view of 23 to 29 words tells the right edit on all 30.
 # Section 4.1 executes the tests and shows that exactly one edit passes them.
 #
-# **Try it.** Remove `0` from the hidden inputs and look at section 4.1 again: which bugs can then be repaired
-# in two ways? Write a sixth toggle, say `a[i]` to `i`, and a rule for it in `infer_op`.
+# **Try it.** Remove `0` from the hidden inputs, run `make export`, and look at section 4.1 again: which two
+# bugs are bugs no longer? Write a sixth toggle, say the first `a[i]` to `i`, apply it to `right`, and write a
+# sign for it as in `infer_op`.

@@ -100,8 +100,8 @@ except ValueError as error:
 # %% [markdown]
 # ## Built from the tasks
 #
-# The words of source code are collected from the tasks themselves, with every edit applied once and twice (an
-# agent may make a function worse). Words are kept in a fixed order, so the same tasks always give the same
+# The words of source code are collected from the tasks themselves, before and after every edit (an agent may
+# make a function worse). Words are kept in a fixed order, so the same tasks always give the same
 # ids.
 
 # %%

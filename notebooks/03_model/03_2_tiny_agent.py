@@ -226,7 +226,10 @@ class TinyAgent(nn.Module):
         return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
     @torch.no_grad()
     def extend(self, new_ids, cache):
-        """Read new ids (a list a row, some empty); logits [R', V] of rows that got some, and the cache."""
+        """Read new ids (a list a row, not all empty); logits [R', V] of rows that got some, and the cache.
+
+        The cache given is written to: go on with the one that is returned. To branch, copy `kv` first.
+        """
         new = lay_out(new_ids, cache.lengths)
         n_read = int(new.position.max()) + 1
         check_ids(self, new.ids, n_read)
@@ -250,7 +253,7 @@ class TinyAgent(nn.Module):
 # %%
 #@save
 def init_weights(model, rng):
-    """Normal weights, deviation 0.02 to 0.12 by width, residual outputs over sqrt(2 layers); zero biases."""
+    """Normal: deviation 0.02 in embeddings, inputs ** -0.5 in maps, residual ones over sqrt(2 layers)."""
     residual = {id(m) for block in model.blocks for m in (block.out, block.mlp[2])}
     for module in model.modules():
         if isinstance(module, nn.Embedding):

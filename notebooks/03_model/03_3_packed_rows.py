@@ -155,7 +155,9 @@ print('gradients agree:', bool((gradient(packed) - gradient(padded)).abs().max()
 # %% [markdown]
 # ## Less work, counted
 #
-# Times depend on the machine, multiplications do not. PyTorch can count them.
+# Times depend on the machine, multiplications do not. PyTorch can count those of all matrix products. (On the
+# CPU its counter leaves out attention itself, which would favour packing once more: its work grows with the
+# square of a row's length.)
 
 # %%
 import pandas as pd
@@ -163,7 +165,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count(function):
-    """Millions of floating-point operations of a call, by PyTorch's counter."""
+    """Millions of floating-point operations of a call's matrix products, attention left out."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         function()
     return counter.get_total_flops() / 1e6

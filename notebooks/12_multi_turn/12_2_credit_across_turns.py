@@ -287,15 +287,15 @@ save_figure(fig, '12_1_one_episode', calls.round(3))          # a critic's last 
 
 # %% [markdown]
 # The critic charges `test` its price: nothing is learned from it, and its TD error and its turn advantage are
-# negative. Token by token, advantages inside one call differ by more than that, because a token that reveals
-# which edit is coming changes the value.
+# negative. Token by token, advantages inside `edit` and `test` differ by some 0.3: the value changes while a
+# call is being written, probably since each token tells more about what is coming.
 #
 # ## Exercise: what is left at γ = λ = 1
 #
 # Show that with γ = λ = 1 the turn advantage of call k is what was earned from call k on, minus what the
 # critic expected at its start: all other values cancel. Then write it down without a TD error: from the
-# rewards $r_k$ of an episode's calls and the values $V(s_k)$ at their starts. The check compares with
-# `turn_advantages` in exact fractions, so an answer that is right up to rounding is not right yet; [a
+# rewards $r_k$ of an episode's calls and the values $V(s_k)$ at their starts. The check adds up the TD
+# errors in exact fractions, so an answer that is right up to rounding is not right yet; [a
 # solution](../solutions/s_12_2_telescoping.ipynb) has the proof.
 
 # %%

@@ -227,7 +227,7 @@ def budget_of(stages):
 print([budget_of([(20, 6), (40, 3)])(step) for step in (0, 19, 20, 59)])
 
 # %% [markdown]
-# Three runs of 60 steps, which all end in the same 40 or 60 steps of three turns and are evaluated with three
+# Three arms of 60 steps, the last 60, 40 or 20 of them with three turns, and all evaluated with three
 # turns: no curriculum, the exercise's, and one that passes through four turns on its way.
 
 # %%
@@ -292,9 +292,10 @@ print(check_budget(my_budget))
 # | three turns make a blind guesser at the rate of the best blind edit, 0.2 | pass 0.201 (0.189 to 0.212), 0.001 reads | holds |
 #
 # What three seeds did not show: a cost of 0.05 can end in giving up, on one seed of ten. The mean of 0.891
-# edits describes no agent: nine make about one, and one makes none. That nine keep their edits has a plausible
-# cause that we did not test: our base edits right after reading more often than not, so an attempt after
-# reading is nearly always worth its price. How often an agent gives up ten seeds do not say well.
+# edits describes no agent: nine make about one, and one makes none. That nine keep their edits has a
+# plausible cause that we did not test: our base, once it has read, makes the right edit more often than
+# not, as it was shown (5.5), so an attempt after reading is nearly always worth its price. How often an
+# agent gives up ten seeds do not say well.
 #
 # The same findings, with one rule for all: [section 12.9](12_9_what_holds.ipynb).
 #

@@ -455,12 +455,12 @@ print(check_single_share(my_single_share))
 # | `seq_mean` (the exercise) | single-turn gains 0.052 (−0.019 to 0.123), multi-turn 0.006 | undecided |
 #
 # The weights matter less than the shares suggest. In the last ten steps the plain mixture gives the
-# single-turn format 0.205 of its tokens but 0.685 of the signal (0.370 to 1.000): most multi-turn groups
-# agree by then and are silent, so the format that still fails is heard anyway. What we did not expect is in
-# the last tables: under the plain mixture 0.306 of the single answers are malformed at the end, and in 4 of the
-# 30 mixed runs a quarter or more of the multi-turn calls are. Trained on multi-turn alone no run drifts that
-# far (0.161 at most). Both prices are free (section 12.5); whether the bad answers of one format leak into the
-# other, 4 runs cannot say.
+# single-turn format 0.205 of its tokens but 0.685 of the signal (by seed 0.370 to 1.000): probably because
+# most multi-turn groups agree by then and are silent, so the format that still fails is heard anyway. What
+# we did not expect is in the last tables: under the plain mixture 0.306 of the single answers are malformed
+# at the end, and in 4 of the 30 mixed runs a quarter or more of the multi-turn calls are. Trained on
+# multi-turn alone no run drifts that far (0.161 at most). Both prices are free (section 12.5); whether the
+# bad answers of one format leak into the other, 4 runs cannot say.
 #
 # The same findings with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
 #

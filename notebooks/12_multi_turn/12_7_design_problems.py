@@ -389,11 +389,12 @@ table.round(2) + 0.0
 
 # %% [markdown]
 # A positive sum says: more of these. Counted 0, a group that submits more right than wrong pushes towards
-# submitting, any other towards stalling, so the exit is a trap only while the policy is bad. Masking keeps
-# half of that force, since the zeros stay in the mean. Priced, the push is always towards submitting.
-# Dropped, the sum is 0 in every group: the kept episodes are only compared with each other, what a wrong
-# submission loses goes to anything else that is possible, stalling among it, and nothing ever pushes back.
-# The submit rate in training, by windows of ten steps, beside the book's masked run:
+# submitting, one with more wrong than right towards stalling, and a tie does neither; so the exit is a
+# trap only while the policy is bad. Masking keeps half of that force, since the zeros stay in the mean.
+# Priced, the push is always towards submitting. Dropped, the sum is 0 in every group: the kept episodes
+# are only compared with each other, what a wrong submission loses goes to anything else that is possible,
+# stalling among it, and nothing ever pushes back. The submit rate in training, by windows of ten steps,
+# beside the book's masked run:
 
 # %%
 book = book_results('12.7', 'masked_truncation').set_index('arm')['value']
@@ -522,7 +523,7 @@ before = [{'arm': name} | behavior_stats(sample_groups(base, make_tasks('train')
 with_intervals(pd.DataFrame(before), ['submit_rate', 'pass_rate', 'reads', 'tests', 'turns', 'malformed'])
 
 # %% [markdown]
-# It submits and passes as before, within the intervals, and makes a call more, mostly a test. So training
+# It submits and passes as before, within the intervals, and makes a call more, half of it tests. So training
 # with the turns shown starts nearer to the limit.
 #
 # ## Seven treatments in one table
@@ -609,7 +610,7 @@ save_figure(fig, '12_7_truncation', smooth[['arm', 'seed', 'step', 'submit_rate'
 # Our TinyAgent has 256 positions, and more would have to be trained, so we go the other way: the same base
 # under smaller windows. With the same uniforms an episode under a small window is the beginning of the one
 # under a larger window. So the window that an episode *needs* says whether it is lost, for any window at
-# once, and the first cell below checks that against real episodes.
+# once; a cell below checks that against real episodes.
 
 # %%
 #@save
@@ -711,10 +712,11 @@ with_intervals(pd.DataFrame(capped), ['pass_rate', 'reads', 'tests', 'turns'])
 
 # %% [markdown]
 # The window decides most: twice the window loses a fraction of the episodes. Masking all but the last
-# observation saves more than half of what is lost at 64 tokens. A cap saves little or nothing here, probably
-# because a long episode is many short observations and calls rather than one long one. And it is dear: the
-# agent that was trained without it loses more than half of its passes, and goes on calling. Training under
-# the cap might teach it to do with less, but not what the words say that are gone.
+# observation saves more than half of what is lost at 64 tokens. A cap saves little or nothing there, probably
+# because a long episode is many short observations and calls rather than one long one; at 96 tokens a cap of
+# 8 loses 0.040 instead of 0.092. And it is dear: the agent that was trained without it loses more than half
+# of its passes, and goes on calling. Training under the cap might teach it to do with less, but not what the
+# words say that are gone.
 #
 # **Advice.** Cap what is long and whose middle is worthless, such as a log; mask what is old; and count the
 # stops, since lost episodes are those of section 3.
@@ -801,13 +803,13 @@ print('bootstrapping:', check_cut_rewards(my_cut_rewards))
 # | showing them with a price does | pass 0.780 (0.754 to 0.806) | holds |
 # | a larger window saves episodes from overflow | lost 0.240 at 64 tokens, 0.017 at 128 (here and below three streams of the base) | holds |
 # | masking does | 0.067 at 64, interval 0.028 to 0.106 (views, not runs) | holds |
-# | an observation cap does | cap 8: 0.231 at 64, and a trained agent falls from 0.798 to 0.350 | does not hold |
+# | an observation cap does | cap 8: 0.231 at 64; and a trained agent falls from 0.798 to 0.350 | undecided at 64, and dear |
 #
 # Where stalling is free, the seeds of one treatment can end far apart: 0 to 0.419 dropped, 0 to 0.769 with
 # the turns shown. The order of the good rows means little.
 #
 # The same findings with intervals and one rule for all: [section 12.9](12_9_what_holds.ipynb).
 #
-# **Try it.** Give the bootstrap a critic that was never fitted (`Bootstrap(make_critic(policy))`, which says
+# **Try it.** Give the bootstrap a critic that was never fitted (`Bootstrap(make_critic(base))`, which says
 # 0 everywhere at first) and predict the submit rate of the first five steps. Then drop truncated episodes
 # under `wrong_submit=0`: does stalling still win?

@@ -453,10 +453,10 @@ async def stream_pieces(generation, number, request, tok, finish):
 # %% [markdown]
 # ## The server
 #
-# A request is turned into a generation, or refused with status 400. Then two things can happen first: the
-# answer is complete, or the client goes. A server learns of the latter only if it looks, and what it does
-# then is `notices_disconnect`: cancel the generation, or decode on for nobody. The default of most web
-# frameworks is the second.
+# A request is turned into a generation, or refused with status 400 or 404. Then two things can happen
+# first: the answer is complete, or the client goes. A server learns of the latter only if it looks, and
+# what it does then is `notices_disconnect`: cancel the generation, or decode on for nobody. The default
+# of most web frameworks is the second.
 
 # %%
 #@save
@@ -582,9 +582,16 @@ class LocalServer:
         getattr(self.app.state, 'stop', bool)()
         self.uvicorn.should_exit = True
     def call(self, function, *args):
-        """Run a function in the server's loop; its result."""
+        """Run a function in the server's loop; its result, or its error."""
         result = Future()
-        self.loop.call_soon_threadsafe(lambda: result.set_result(function(*args)))
+
+        def run():
+            try:
+                result.set_result(function(*args))
+            except Exception as error:
+                result.set_exception(error)
+
+        self.loop.call_soon_threadsafe(run)
         return result.result(timeout=10)
     def __enter__(self):
         self.thread.start()
@@ -735,7 +742,7 @@ try:
     client.with_options(timeout=0.3).chat.completions.create(**ask)
 except APITimeoutError as error:
     print(error)
-wait_until(lambda: server.call(engine_metrics, server.engine)['cancelled'] == 1, 'the server to notice')
+wait_until(lambda: server.call(engine_metrics, server.engine)['left'] == 1, 'the server to notice')
 after = httpx.get(f'{server.root}/metrics').json()
 stack.close()
 print('before', before)
@@ -745,9 +752,11 @@ print('after ', after)
 # ## What was seen
 #
 # The `openai` library, as it comes, asks TinyAgent for turns, with tool calls, streamed or not. Four episodes
-# over HTTP are token for token those of the full forward pass. The three ends of an answer are told apart:
-# `tool_calls`, `stop` and `length`. Five kinds of bad requests get status 400 and a message that says what to
-# change. And the engine counts what it does, also for clients who have gone.
+# over HTTP are token for token those of the full forward pass up to the last call, and end as they do. The
+# three ends of an answer are told apart: `tool_calls`, `stop` and `length`. Four kinds of bad requests get
+# status 400, an unknown model 404, each with a message that says what to change. And the engine counts what
+# it does, also for clients who have gone.
 #
 # **Try it.** Start the server with `notices_disconnect=False` and let the last cell's client leave again.
-# Call `server.call(server.engine.hold, False)` and look at `tokens_for_nobody`.
+# Before `stack.close()` call `server.call(server.engine.hold, False)`, wait until nothing runs, and look at
+# `tokens_for_nobody`.

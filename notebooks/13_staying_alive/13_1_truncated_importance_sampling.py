@@ -320,6 +320,9 @@ save_table(toy, '13_1_toy')
 toy.round(4)
 
 # %% [markdown]
+# (The formula of low 0 is that of the end. While $p_0$ is still near 1 little moves, some sixty steps
+# are lost, and at step 200 its slope is still −0.0087 instead of −0.0058.)
+#
 # The floor is not a small correction. It differs from having *no weight at all* only in that everything takes
 # twice as long, and after 200 steps it has pushed a token, on which both policies should long have agreed to be
 # silent, down by a factor of $e^{77}$. The logits move as far, and in a network they belong to shared weights.
@@ -381,5 +384,5 @@ save_figure(fig, '13_1_twelve_actions', pd.DataFrame(drawn))
 # The weights follow the public pull request 2588 of radixark/miles and the report on it, which set the lower
 # clip from 0.5 to 0 and kept the upper one at 2.
 #
-# **Try it.** Give the toy a sampler that follows: set `mu` to 0.5, or start it at $x = -2$. Then ask at which
+# **Try it.** Give the toy a less certain sampler, `mu` of 0.5, or start it at $x = -2$. Then ask at which
 # lower clip between 0 and 0.5 the toy stops running away, and why there is none.

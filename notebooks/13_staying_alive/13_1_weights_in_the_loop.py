@@ -149,10 +149,11 @@ import pandas as pd
 
 from agentrl.ppo import clipped_loss
 
+learner = make_rl_base(tok)
 for _ in range(8):
-    rl_update(base, torch.optim.SGD(base.parameters(), lr=cfg.lr), batch, advantages, cfg)
-measured = {name: weigh_batch(base, batch, advantages, name, cfg) for name in WEIGHINGS}
-table = pd.DataFrame({name: metrics | {'gradient_below': gradient_below(base, batch, tokens, cfg)}
+    rl_update(learner, torch.optim.SGD(learner.parameters(), lr=cfg.lr), batch, advantages, cfg)
+measured = {name: weigh_batch(learner, batch, advantages, name, cfg) for name in WEIGHINGS}
+table = pd.DataFrame({name: metrics | {'gradient_below': gradient_below(learner, batch, tokens, cfg)}
                       for name, (tokens, metrics) in measured.items()}).T
 table[['kl', 'below', 'min_log_ratio', 'ess', 'signal_below', 'gradient_below']].round(3)
 
@@ -168,17 +169,17 @@ mask, low = batch['action_mask'], batch['action_mask'] & (tokens['ratio'] < 0.5)
 
 def gradient_by_hand(keep):
     """Gradient of the mean over all tokens of w times the clipped loss of the tokens in `keep`."""
-    logp = sequence_log_probs(base, batch['ids'])
+    logp = sequence_log_probs(learner, batch['ids'])
     rows = loss_weights(mask, 'token_mean') * keep * tokens['weight']                # the weight on the loss
     loss = clipped_loss(logp, tokens['train_logp'], advantages, rows)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(base.parameters()))])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(learner.parameters()))])
 
 
 share = gradient_by_hand(low).norm() / gradient_by_hand(mask).norm()
-print('share of the gradient agrees:', bool(abs(share - gradient_below(base, batch, tokens, cfg)) < 1e-9))
-logp = score_tokens(base, batch, 1.0)[0]
+print('share of the gradient agrees:', bool(abs(share - gradient_below(learner, batch, tokens, cfg)) < 1e-9))
+logp = score_tokens(learner, batch, 1.0)[0]
 loss = clipped_loss(logp, tokens['train_logp'], advantages * tokens['weight'], loss_weights(mask, 'token_mean'))
-on_advantage = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(base.parameters()))])
+on_advantage = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(learner.parameters()))])
 print('weight on the advantage or on the loss:', bool((on_advantage - gradient_by_hand(mask)).norm() < 1e-12))
 
 # %% [markdown]
@@ -315,5 +316,5 @@ beside.round(4) + 0.0
 # step 1, two updates away from the sampler: 0.0218 of the tokens, the smallest log-ratio −2.4628, and the
 # norms are 0.5773 with the floor and 0.4081 without. Nothing can be seen in the episodes then.
 #
-# **Try it.** Print the table of rules with the number of updates on the batch set to 2 and to 40. Which rule
-# lets `gradient_below` grow with it, and which does not?
+# **Try it.** Print the table of rules with 2 updates on the batch, `range(1)`, and with 40,
+# `range(20)`. Which rule lets `gradient_below` grow with it, and which does not?

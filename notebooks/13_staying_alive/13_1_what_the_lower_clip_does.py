@@ -15,11 +15,11 @@
 # %% [markdown]
 # # 13.1.2 A lower clip of 0.5 ends the run
 #
-# One number, the smallest weight that a token can get, separates runs that learn the task from runs that
-# end with an agent which babbles until its turns are used up. We train the two settings of the public run
-# on eight seeds, take the floor apart to see which half of it does the harm, look for the quantities that
-# warn in time, and then change lag, optimiser, the number of tasks and the kind of mean. Not everything
-# that the large run reported shows here; what does not is said.
+# One number, the smallest weight that a token can get, decides, on most seeds, between a run that learns the
+# task and one that ends with an agent which babbles until its turns are used up. We train the two settings
+# of the public run on eight seeds, take the floor apart to see which half of it does the harm, look for the
+# quantities that warn in time, and then change lag, optimiser, the number of tasks and the kind of mean. Not
+# everything that the large run reported shows here; what does not is said.
 #
 # **Time** 15 min. **Assumes** [9.3](../09_grpo/09_3_arms.ipynb), [13.1.1](13_1_weights_in_the_loop.ipynb).
 # **Afterwards you can** say which half of a floor on weights does the harm, and which metrics move before
@@ -328,5 +328,7 @@ save_figure(fig, '13_1_knobs_by_seed', knobs.reset_index())
 # report, −0.285 after a hundred steps, but undecided (−0.787 to 0.216). Ratios of $e^{-30}$, as in the toy,
 # were not reached. The public figures are those of pull request 2588 of radixark/miles and the report on it.
 #
-# **Try it.** Add an arm with a lower clip of 0.1 to `WEIGHINGS` and `KNOB_ARMS`. Where between 0 and 0.5 does
-# the trouble begin? Before you train, read it off the toy of section 13.1.
+# **Try it.** Add a lower clip of 0.1 to `WEIGHINGS` in 13.1.1 and an arm to `KNOB_ARMS`, run `make export`,
+# and call `train_lower_clip_arm` for the new arm alone (`make notebooks` would make all runs of the study
+# again). Where between 0 and 0.5 does the trouble begin? Before you train, read it off the toy of section
+# 13.1.

@@ -19,7 +19,7 @@
 # and a mean cannot say. So training writes down every token: what both policies thought of it, what it was
 # worth and what weight it got. We make such a dump of a run with a lower clip of 0.5, and find in it, with
 # pandas alone, where the trouble sits, when it began and what came before. The dump can be read while the run
-# goes on, and a run that is killed leaves no half file behind.
+# goes on, and a run that is killed leaves no half file under a dump's name.
 #
 # **Time** 20 min. **Assumes** [5.2](../05_trajectories/05_2_episodes.ipynb),
 # [13.1.1](13_1_weights_in_the_loop.ipynb). **Afterwards you can** write a dump that survives a killed run,
@@ -218,7 +218,7 @@ def write_and_peek(folder):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    history = train_lagged(base, few_tasks(4), tok, cfg, 'low 0.5', lag=8, steps=STEPS,
+    history = train_lagged(make_rl_base(tok), few_tasks(4), tok, cfg, 'low 0.5', lag=8, steps=STEPS,
                            look=write_and_peek(folder))
     dump, writing = read_dumps(folder)
 print(len(dump), 'tokens,', dump['mask'].sum(), 'of the policy; still writing:', writing)
@@ -356,6 +356,6 @@ save_figure(fig, '13_2_heat_map', drawn.loc[drawn['mask'], ['step', 'episode', '
 #
 # The idea of a per-token dump is that of pull request 2581 of radixark/miles.
 #
-# **Try it.** Give `train_lagged` the weighing `'low 0'` and run the analysis again: the same tokens carry the
-# KL mass, but `lifted` is 0 in every row. Then kill the kernel in the middle of the run and open what is
-# there.
+# **Try it.** Give `train_lagged` the weighing `'low 0'` and run the analysis again: `lifted` is 0 in
+# every row. Do the same tokens carry the KL? Then kill the kernel in the middle of the run and open
+# what is there.

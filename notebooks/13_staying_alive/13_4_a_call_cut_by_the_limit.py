@@ -280,6 +280,10 @@ def read_turn(completion):
     if None in (turn.finish_reason, turn.written, turn.total):
         raise ValueError(f'finish_reason={turn.finish_reason!r}, tokens {turn.written} of {turn.total}: '
                          'the server must send all three')
+    named = all(isinstance(name, str) and name for _, name, _ in turn.calls)
+    counted = all(isinstance(n, int) and n >= 0 for n in (turn.written, turn.total))
+    if not (named and counted and isinstance(turn.text, str)):
+        raise ValueError(f'calls, text or token counts are of the wrong type: {str(turn)[:80]}')
     return turn
 
 
@@ -371,11 +375,11 @@ async def play_chat(ask, env, task, limit=None, on_cut=end_at_cut, system=(), en
         turns.append(turn)
         if is_cut(turn, limit):
             observation, *_, info = on_cut(env, turn.text)
-            messages += [{'role': 'assistant', 'content': turn.text},
-                         {'role': 'user', 'content': observation}]
+            answers = [{'role': 'tool', 'tool_call_id': number, 'content': observation}
+                       for number, *_ in turn.calls] or [{'role': 'user', 'content': observation}]
         else:
             answers, info = act_on(turn, env)
-            messages += [turn.message(), *answers]
+        messages += [turn.message(), *answers]
         if not info['stop'] and enough(turn):
             info = env.get_wrapper_attr('cut')('context')
     return info, turns
@@ -448,8 +452,9 @@ save_figure(fig, '13_4_cut_calls', runs)
 # alone cannot be trusted: on the lenient server it misses every cut call. Comparing with the limit itself
 # raises an alarm for every call that just fits; asking for one token more than is allowed does neither.
 #
-# Advice: end the episode at a cut, with the turn counted, nothing executed and a stop of its own; compare
-# `completion_tokens` with the limit; treat an answer without `finish_reason` as an error.
+# Advice: end the episode at a cut, with the turn counted, nothing executed and a stop of its own; ask for one
+# token more than the limit, and take a turn that needs it as cut; treat an answer without `finish_reason` as
+# an error.
 #
 # **Try it.** Add a treatment that takes the turn back: it returns the last observation once more and counts
 # nothing. How many tokens does an episode cost under a limit of three?

@@ -78,7 +78,7 @@ class AsyncGroup:
         return version - min(self.versions)
 
     def tokens(self):
-        """Tokens that the policy wrote."""
+        """Tokens that the policy wrote in the episodes that were finished."""
         return sum(int(traj.action_mask.sum()) for traj in self.trajs)
 
 

@@ -430,8 +430,9 @@ resumed.drop(columns='version').round(3)
 #
 # `tools/sweep.py` joins these parts to a command line. It says what is missing, shows progress and the time
 # left, stores each run as it ends, and goes on after a kill. With an address it uses the workers of a Ray
-# cluster through joblib; without, processes of this machine. Here it is asked for things that it must
-# refuse, and then for a list only.
+# cluster through joblib; without, processes of this machine. (The book's runs have no evaluation in between
+# and one limit of tokens, so it has no options for `eval_interval` and the limits; those checks are for
+# launchers that have.) Here it is asked for things that it must refuse, and then for a list only.
 
 # %%
 import subprocess

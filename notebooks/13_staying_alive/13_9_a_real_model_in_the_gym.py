@@ -86,7 +86,8 @@ class Record:
 # rubbish or an error; nobody knows what would have been. *Fatal*: a wrong key, an unknown model, no
 # permission; the next episode would meet the same, so the whole run ends at once with the server's message.
 #
-# The client has no retries and the episode's time limit: section 13.3 showed why.
+# The client has no retries and the episode's time limit: section 13.3 showed why. A refusal for too many
+# requests (429) is not waited for either: lower `concurrency` if it shows among the errored.
 
 # %%
 #@save

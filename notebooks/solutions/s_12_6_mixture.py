@@ -54,7 +54,7 @@ for mode in ('token_mean', 'seq_mean_token_mean'):
 #
 # ## The prediction, and the runs
 #
-# The prediction: twice the weight, so the single-turn pass rate should rise, and multi-turn should pay. The
+# The prediction: more weight, so the single-turn pass rate should rise, and multi-turn should pay. The
 # stored runs of section 12.6, ten seeds; `difference` is `seq_mean` minus `token_mean`, seed by seed.
 
 # %%
@@ -72,7 +72,7 @@ pd.DataFrame(difference.tolist(), index=difference.index, columns=['mean', 'low'
 #
 # The check accepts the function: an episode weighs its tokens or, under `seq_mean_token_mean`, one. The
 # prediction is neither confirmed nor refuted: single-turn gains 0.052 on average, with an interval from
-# −0.019 to 0.123, and multi-turn does not pay: 0.006 (−0.025 to 0.038). Twice the weight, and ten seeds do
+# −0.019 to 0.123, and multi-turn does not pay: 0.006 (−0.025 to 0.038). More weight, and ten seeds do
 # not show it. A share of the weight is not a share of the signal: the last figure of section 12.6 shows that
 # the format which still fails is heard under either mean.
 #
