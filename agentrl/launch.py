@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_8_fail_at_the_start.py. Do not edit: change it there, then `make export`.
-# Body: 30ebf340c601a8eb
+# Body: 225a8adfcdb7d69a
 """13.8 Fail at the start, not after a quarter of an hour."""
 
 import difflib
@@ -184,10 +184,10 @@ def exit_with(parent):
 
 
 # 13_staying_alive/13_8_fail_at_the_start, cell 13
-def train_for(parent, study, *run):
+def train_for(parent, train, *run):
     """What a worker does: `train_and_label`, for as long as its parent lives."""
     exit_with(parent)
-    return train_and_label(study, *run)
+    return train_and_label(train, *run)
 
 
 # 13_staying_alive/13_8_fail_at_the_start, cell 13
@@ -196,7 +196,7 @@ def start_workers(study, runs, jobs):
 
     Ray's backend gives nothing back before all have ended, so it gets a batch of `jobs` runs at a time.
     """
-    tasks = [joblib.delayed(train_for)(os.getpid(), study, *run) for run in runs]
+    tasks = [joblib.delayed(train_for)(os.getpid(), study.train, *run) for run in runs]
     with patch.dict(os.environ, TQDM_DISABLE='1'):                      # one bar for all, none from workers
         if joblib.parallel.get_active_backend()[0].supports_return_generator:
             yield from joblib.Parallel(jobs, return_as='generator_unordered', pre_dispatch='n_jobs',

@@ -1,6 +1,10 @@
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 from agentrl import arms
 from agentrl.arms import ARMS, GRPO, KEY, Study, arm_config, read_runs, run_study, store_run
@@ -71,7 +75,7 @@ def test_a_run_interrupted_between_the_tables_does_not_count_as_stored(store, mo
     with pytest.raises(KeyboardInterrupt):
         store_run(GRPO, "default", 0, 0, RUN)
     monkeypatch.setattr(arms.os, "replace", replace)
-    monkeypatch.setattr(arms, "train_and_label", lambda study, arm, base, seed: (arm, base, seed, RUN))
+    monkeypatch.setattr(arms, "train_and_label", lambda train, arm, base, seed: (arm, base, seed, RUN))
     heldout, history = run_study(GRPO, ["default"], seeds=(0,), jobs=1)
     assert len(heldout) == 1 and len(history) == 2
 
@@ -79,7 +83,7 @@ def test_a_run_interrupted_between_the_tables_does_not_count_as_stored(store, mo
 def test_only_what_is_missing_or_old_is_trained(store, monkeypatch):
     trained = []
 
-    def fake(study, *run):
+    def fake(train, *run):
         trained.append(run)
         return *run, RUN
 
@@ -95,6 +99,25 @@ def test_only_what_is_missing_or_old_is_trained(store, monkeypatch):
     monkeypatch.setattr(arms, "code_of", lambda modules: "another code")
     run_study(GRPO, ["default"], seeds=(0,), jobs=1)
     assert trained == [("default", 0, 0)]
+
+
+def test_an_arm_added_in_the_section_itself_is_trained(tmp_path, monkeypatch):
+    """A worker cannot import what stands in a notebook: it has to travel with the task."""
+    monkeypatch.setenv("AGENTRL_FIGURES", str(tmp_path))
+    cells = [new_code_cell(text) for text in (Path(arms.__file__).read_text(encoding="utf-8"), EXTRA_CELL)]
+    done = NotebookClient(new_notebook(cells=cells), timeout=200, kernel_name="python3").execute()
+    assert [out["text"] for out in done.cells[1].outputs if out.get("name") == "stdout"] == ["[4, 4]\n"]
+
+
+EXTRA_CELL = """
+def quick(arm, seed, base_seed=0):
+    return {"heldout": ARMS[arm], "history": [{"step": 0}]}
+
+
+ARMS["mine"] = {"group_size": 4}
+heldout, history = run_study(Study("mine", ARMS, quick, ("training",)), ["mine"], (0, 1))
+print(heldout["group_size"].tolist())
+"""
 
 
 @pytest.mark.parametrize("study", studies(), ids=lambda study: study.name)

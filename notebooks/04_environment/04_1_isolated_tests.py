@@ -276,7 +276,7 @@ def _run_child(job, timeout, memory_mb):
 # %% [markdown]
 # ## One verdict for a thousand copies
 #
-# A child costs hundredths of a second, a lookup a few hundred times less, and a training run asks for the
+# A child costs hundredths of a second, a lookup a thousandth of that or less, and a training run asks for the
 # same few hundred programs again and again under new names. So the memo's key is the canonical program of
 # section 2.1, brought to one layout by `ast`, and it is this canonical program that is executed. Renaming
 # must not change the meaning, so programs that can see names from inside (keyword arguments, `locals`) keep
@@ -440,7 +440,7 @@ print(run_tests(forger, tests))
 #
 # This one starts two more interpreters, marked so that we can look for them, and waits. The limits speak of
 # the whole tree, and so does the end: none of them is left. On Linux and macOS this includes children whose
-# parent has already gone.
+# parent has already gone, as long as they stay in its process group.
 
 # %%
 forker = """
@@ -474,9 +474,9 @@ del os.environ['MY_SECRET']
 # ## What this does not stop
 #
 # It is an isolation against accidents and against cheap ways to reward, not a jail. The child has the rights
-# of its user: it can read and delete files by their full path and open a connection. Code of a capable model
-# belongs in a container or a virtual machine without a network; the parts above then still decide what counts
-# as passed.
+# of its user: it can read and delete files by their full path and open a connection. It can also leave a
+# process behind, by giving it a session of its own before it returns. Code of a capable model belongs in a
+# container or a virtual machine without a network; the parts above then still decide what counts as passed.
 #
 # ## The memo counts programs, not names
 #

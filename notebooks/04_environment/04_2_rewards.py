@@ -15,8 +15,8 @@
 # %% [markdown]
 # # 4.2 Say what is wanted in one function
 #
-# The reward is the only thing that tells an agent what we want, and every pathology of chapter 12 is a reward
-# that says something else. So it stands in one place: a function of the call that was made and of the
+# The reward is the only thing that tells an agent what we want, and several pathologies of chapter 12 are a
+# reward that says something else. So it stands in one place: a function of the call that was made and of the
 # verdict. We build it, price a few episodes by hand, and see how a cost for each call changes which of them
 # is best.
 #

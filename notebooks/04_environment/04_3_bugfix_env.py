@@ -65,8 +65,8 @@ for text in texts:
 # ## What each call does
 #
 # One small function for each tool. It changes the environment's state, counts itself in `info`, and returns
-# the observation. `info` counts what the agent did, and all statistics in this book come from it alone, not
-# from reading tokens.
+# the observation. `info` counts what the agent did, and the book's statistics of behaviour (reads, tests,
+# turns, passes) come from it; only tokens are counted on the row itself.
 
 # %%
 #@save
@@ -179,8 +179,9 @@ class BugFixEnv(gym.Env):
 # %% [markdown]
 # ## Two budgets
 #
-# The book's agent has six turns and *one* edit. Without the second limit one could try all five edits and let
-# `test` decide; with it, one has to read first.
+# The book's agent has six turns and *one* edit. Without the second limit one could try edits and let `test`
+# decide: two of them in six turns, since a wrong one has to be taken back, and all five in fifteen. With
+# it, one has to read first.
 
 # %%
 #@save
@@ -316,5 +317,6 @@ for attempt in (lambda: EditBudgetEnv(max_turns=0), lambda: EditBudgetEnv(reward
 # An episode of six calls was repaired and paid 1.0; Gymnasium's checker passed; 200 episodes of rubbish all
 # ended by their turn budget, with six turns and six malformed calls each.
 #
-# **Try it.** Set `max_edits=None` and write a blind agent that tries edits until `test` says `pass`. How
-# often does it pass the hidden tests, and how many turns does it need?
+# **Try it.** Set `max_edits=None` and `max_turns=15`, and write a blind agent that tries edits until
+# `test` says `pass`, and takes back what did not help by making the same edit again. How often does it
+# pass the hidden tests, and how many turns does it need?

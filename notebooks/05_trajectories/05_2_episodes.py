@@ -235,9 +235,9 @@ print(batch['action_mask'].sum(1).tolist(), 'actions, rewards', batch['reward'].
 # %% [markdown]
 # ## Buckets of similar length
 #
-# Episodes end when they like, so a batch may hold rows of 10 and of 200 tokens. `length_buckets` sorts the rows and cuts the batch into pieces, each padded only to its own
-# longest row. Sums over a batch may be taken piece by piece; that this leaves the gradient as it was is the
-# point of section 6.2.
+# Episodes end when they like, so a batch may hold rows of 10 and of 200 tokens. `length_buckets` sorts the
+# rows and cuts the batch into pieces, each padded only to its own longest row. Sums over a batch may be
+# taken piece by piece; that this leaves the gradient as it was is the point of section 6.2.
 
 # %%
 #@save
@@ -262,7 +262,8 @@ for rows in length_buckets(batch['length'], size=1):
 # ## The edge of the context
 #
 # How long must the context be for this episode's first observation to be kept, and for a second call to fit?
-# We try every length around the edge. The prompt has 7 tokens, the call 3, the observation 27.
+# We try the shortest context that is allowed, and a length on either side of both edges. The prompt has 7
+# tokens, the call 3, the observation 27.
 
 # %%
 import pandas as pd

@@ -180,9 +180,10 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
 # %% [markdown]
 # ## Do they agree?
 #
-# An untrained model writes rubbish: six-token calls, all of them malformed, with every word about equally
-# likely, so that a small error in the logits would soon pick another word. Section 5.5 repeats the comparison
-# with a policy that makes real calls. We compare ids, and log-probabilities to rounding.
+# An untrained model writes rubbish: calls of six tokens, unless `</call>` comes up by chance, all of them
+# malformed, with every word about equally likely, so that a small error in the logits would soon pick another
+# word. Section 5.5 repeats the comparison with a policy that makes real calls. We compare ids, and
+# log-probabilities to rounding.
 
 # %%
 from agentrl.environment import EditBudgetEnv

@@ -141,8 +141,9 @@ print('episodes of 1, 2, 4 calls that survive:', [round((1 - drift)**n, 3) for n
 #
 # PPO and GRPO weigh a token by the ratio of its probability now to its probability when it was sampled.
 # Before the first update the policy has not changed, so every ratio must be 1. Here we keep the sampling
-# log-probability and compute the new one from text. By hand: `sub mit` was sampled at 0.2 × 0.7 = 0.14 and is
-# now read as `submit`, at 0.4, which makes a ratio of 2.857.
+# log-probability and compute the new one from text. The pieces no longer match one to one, so we take
+# the ratio of the whole call. By hand: `sub mit` was sampled at 0.2 × 0.7 = 0.14 and is now read as
+# `submit`, at 0.4, which makes a ratio of 2.857.
 
 # %%
 ratios = pd.DataFrame([{'sampled': ' '.join(call), 'p sampled': round(p, 3),

@@ -335,5 +335,5 @@ pd.DataFrame(rows, columns=columns).round(4)
 # 0.3215 (mean reward) or 0.2771 (best constant); a bad one raised it to 4.0819.
 #
 # **Try it.** Set `theta[1] = -2.197`, which makes the model predict its environment exactly. The last column
-# of the last table then stops moving with the baseline. Is it right, too? Then make every reward 1: which
-# row of the first gradient table is not zero?
+# of the last table then stops moving with the baseline. Is it right, too? Put `theta[1]` back to 1 and make
+# every reward 1: which row of the first gradient table is not zero, and why is it zero at −2.197?

@@ -66,8 +66,8 @@ for value in (0.1, 0.5, 0.6, 0.7, 0.9, 1.2, 1.5):
 
 # %% [markdown]
 # In words: a value that has moved *toward* its target by more than ε is charged as if it had moved by ε. One
-# that moved away, or beyond the target by more than it was short of it, pays in full. As in the policy's
-# objective, the clip never makes the loss smaller.
+# that moved away pays in full, and so does one that is further beyond the target than the clipped value is
+# short of it (here from 1.3 on). As in the policy's objective, the clip never makes the loss smaller.
 #
 # ## The loss
 #
@@ -180,10 +180,10 @@ pd.DataFrame(paths, index=pd.RangeIndex(1, 21, name='batches')).loc[[1, 2, 5, 10
 
 # %% [markdown]
 # The table shows the value as a share of the return. With returns of 1 the clip costs a batch. With returns
-# of 10 the critic walks at half the speed all the way; it does not stop at the edge of the range either,
-# because Adam carries it on (8.1), or it would walk at a quarter. Twice the reward, in other words, is
-# another algorithm, unless ε is scaled with it. That is why PPO code with this clip tends to scale its
-# returns as well.
+# of 10 the critic starts at half the speed, and the free one slows down only near its target. It does not
+# stop at the edge of the range either, because Adam carries it on (8.1), or it would start at a quarter.
+# Twice the reward, in other words, is another algorithm, unless ε is scaled with it. That is why PPO code
+# with this clip tends to scale its returns as well.
 #
 # Does it help? The argument for it is the one of the policy: no single batch should move the critic far.
 # Against it: a slow critic is a biased one, and the policy's update never sees the critic's step but only

@@ -238,6 +238,8 @@ kinds.groupby(['passed', 'calls']).agg(
 differ = kinds[(kinds['by tokens'] > 0) != (kinds['by episodes'] > 0)]
 print(len(differ), 'of', len(kinds), 'episodes have another sign; their calls:',
       sorted(differ['calls'].unique().tolist()), 'and how many passed:', differ['passed'].sum())
+infos = [trajs[n].info for n in differ.index]
+print('of these, edited without reading:', sum(info['n_edits'] == 1 and info['n_reads'] == 0 for info in infos))
 for cost in (0.05, 0.1, 0.2, 0.3):
     reward = kinds['passed'] - cost * kinds['calls']
     by_token, by_episode = (reward * kinds['tokens']).sum() / kinds['tokens'].sum(), reward.mean()
@@ -245,11 +247,11 @@ for cost in (0.05, 0.1, 0.2, 0.3):
     print(f'cost {cost}: mean over tokens {by_token:.3f}, over episodes {by_episode:.3f}, between {between}')
 
 # %% [markdown]
-# The blind attempts: an edit without reading, submitted, failed. Compared with the average *episode* they
-# did badly. Compared with the average *token* they did well, because most tokens were written in episodes
-# that wandered about at a higher cost. So one way of counting discourages them and the other encourages
-# them, from the same episodes and rewards. How many episodes lie between the means depends on the cost, and
-# on luck.
+# Nearly all of them are blind attempts: an edit without reading, submitted, failed (19; one read and gave
+# up). Compared with the average *episode* they did badly. Compared with the average *token* they did well,
+# because most tokens were written in episodes that wandered about at a higher cost. So one way of counting
+# discourages them and the other encourages them, from the same episodes and rewards. How many episodes lie
+# between the means depends on the cost, and on luck.
 
 # %%
 import matplotlib.pyplot as plt
@@ -283,8 +285,8 @@ save_figure(fig, '08_3_whose_mean', table)
 # Another sign on a third of the episodes sounds like a disaster. Yet 6.1 found that a constant subtracted
 # from all rewards leaves the expected gradient as it was, and two ways of counting differ by just that, a
 # constant (and a scale). Is the argument good for every loss? It needs $\mathbb{E}\big[\sum_t w_t \nabla
-# \log \pi(a_t)\big] = 0$, true if the weights $w_t$ of 6.2 do not depend on what happens after $t$. Divide
-# by the length of the episode and they do.
+# \log \pi(a_t)\big] = 0$, true if the weights $w_t$ of 6.2 do not depend on $a_t$ or on anything after it.
+# Divide by the length of the episode and they do.
 #
 # A toy: the policy stops with probability $q$ at each place and writes two tokens at most. The episodes are
 # `E`, `w E` and `w w`. With θ the logit of $q$, sum over all three what a constant advantage of 1 does.
@@ -373,8 +375,8 @@ pd.DataFrame(rows).round(3)
 # Lengths 1 and 9, advantages 1 and 0: the mean over tokens is 0.1, over episodes 0.5, and the short episode
 # gets 2.846 or 0.707. Where both had done better than expected, whitening turned the gradient at the short
 # one from −0.020 to +0.285. In 64 real episodes at a cost of 0.1 the means were −0.215 and −0.131, and 20
-# failed blind attempts lay between; at 0.05, none. In the gradient, a constant is noise under a mean over
-# tokens (mean cosine between batches −0.045) and a push under a mean over episodes (0.873).
+# failed episodes, 19 of them blind, lay between; at 0.05, none. In the gradient, a constant is noise under
+# a mean over tokens (mean cosine between batches −0.045) and a push under a mean over episodes (0.873).
 #
 # **Try it.** Give the long episode of the toy more calls of fewer tokens. Which of the three rows moves?
 # Then use a cost of 0.02 in the real batch: who lies between the means now?

@@ -16,7 +16,7 @@
 # # 8.5 Close the PPO loop: sample, judge, and update several times
 #
 # All parts of PPO are there: a sampler, a critic, advantages, two clipped losses. Here they become a loop of
-# thirty lines. We watch one batch being used for six steps and see the ratios leave 1, then train the
+# some forty lines. We watch one batch being used for six steps and see the ratios leave 1, then train the
 # starting policy for a few steps and look at what the loop reports about itself. The chapters after this one
 # drop the critic (9.2) or give it another clock (12.2), and keep the rest.
 #
@@ -165,13 +165,13 @@ import pandas as pd
 
 opt = make_optimiser(policy, critic, cfg)
 seen = ppo_update(policy, critic, opt, batch, cfg, torch.Generator().manual_seed(1))
-pd.DataFrame(seen).assign(epoch=[1, 1, 2, 2, 3, 3]).set_index('epoch').round(4) + 0.0
+pd.DataFrame(seen).assign(epoch=[1 + n // cfg.minibatches for n in range(len(seen))]).set_index('epoch').round(4) + 0.0
 
 # %% [markdown]
 # The first row has ratio 1 and no distance: it is the plain policy gradient (8.1). Already the second step
-# works with old episodes, and from the second epoch on some tokens are clipped and single ratios are far
-# outside the range. That is what the clip allows: it takes away the pull, it does not hold anything fast.
-# Where did the tokens of the batch go in these six steps?
+# works with old episodes, and a few tokens are clipped; from the second epoch on it is one in fifteen or
+# more, and single ratios are far outside the range. That is what the clip allows: it takes away the pull,
+# it does not hold anything fast. Where did the tokens of the batch go in these six steps?
 
 # %%
 import matplotlib.pyplot as plt
@@ -229,7 +229,7 @@ history.round(3) + 0.0
 # enough for this agent to find that reading pays. *kl at the end* says how far one update moves the policy:
 # if it grows from step to step, use fewer epochs or a smaller learning rate. (Many programs end an update
 # early when it passes a bound.) *clipped* is the share of tokens that had done enough. And *explained* tells
-# of a critic that has learned next to nothing in two dozen steps of its own; section 7.2 says how much there
+# of a critic that has learned next to nothing in twenty steps of its own; section 7.2 says how much there
 # is to learn. Until then λ fades the verdict and whitening supplies the baseline, and it is them that the
 # policy has learned from.
 #
@@ -240,5 +240,6 @@ history.round(3) + 0.0
 # epochs the pass rate went from 0.203 to 0.641 and reads from 0.641 to 1.094, with a critic that explained
 # no more than 0.013 of the variance of its returns.
 #
-# **Try it.** Set `epochs` to 6 and watch *kl at the end*. Then give the critic a learning rate of its own,
-# ten times that of the policy (two groups in `make_optimiser`): does *explained* move, and does *pass*?
+# **Try it.** Set `cfg.epochs` to 6 in the last cell and watch *kl at the end*. Then give the critic a
+# learning rate of its own, ten times that of the policy (two groups in `make_optimiser`): does
+# *explained* move, and does *pass*?

@@ -234,11 +234,11 @@ def store_run(study, arm, base, seed, run):
 
 # %%
 #@save
-def train_and_label(study, arm, base, seed):
-    """What a worker process does: one run on one thread. In place of a run that failed, the error as text."""
+def train_and_label(train, arm, base, seed):
+    """What a worker process does: one run of a study's `train` on one thread; if it fails, the error as text."""
     torch.set_num_threads(1)
     try:
-        return arm, base, seed, study.train(arm, seed, base)
+        return arm, base, seed, train(arm, seed, base)
     except Exception as error:                                          # reported by the caller; others go on
         return arm, base, seed, f'{type(error).__name__}: {error}'
 
@@ -271,7 +271,7 @@ def run_study(study, arms, seeds, bases=(0,), jobs=2):
     if missing := missing_runs(study, arms, seeds, bases):
         with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
             runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
-                joblib.delayed(train_and_label)(study, *run) for run in missing)
+                joblib.delayed(train_and_label)(study.train, *run) for run in missing)
             store_runs(study, runs, len(missing))
     tables = [read_runs(study, name) for name in ('heldout', 'history')]
     wanted = {'arm': arms, 'base': bases, 'seed': seeds}

@@ -299,5 +299,5 @@ print(check_budget(my_budget))
 #
 # The same findings, with one rule for all: [section 12.9](12_9_what_holds.ipynb).
 #
-# **Try it.** Find the cost between 0.05 and 0.3 at which most seeds give up: add an arm with `step_penalty`
-# 0.1 or 0.15. Then ask whether the value of an attempt in the second table predicted it.
+# **Try it.** Find the cost between 0.05 and 0.3 at which most seeds give up: add arms with `step_penalty` 0.1
+# and 0.15 to `ARMS` in section 9.3 and run `make export`, since runs are trained in other processes. Then ask whether the value of an attempt in the second table predicted it.

@@ -319,10 +319,10 @@ def exit_with(parent):
         threading.Thread(target=watch, daemon=True).start()
 
 
-def train_for(parent, study, *run):
+def train_for(parent, train, *run):
     """What a worker does: `train_and_label`, for as long as its parent lives."""
     exit_with(parent)
-    return train_and_label(study, *run)
+    return train_and_label(train, *run)
 
 
 def start_workers(study, runs, jobs):
@@ -330,7 +330,7 @@ def start_workers(study, runs, jobs):
 
     Ray's backend gives nothing back before all have ended, so it gets a batch of `jobs` runs at a time.
     """
-    tasks = [joblib.delayed(train_for)(os.getpid(), study, *run) for run in runs]
+    tasks = [joblib.delayed(train_for)(os.getpid(), study.train, *run) for run in runs]
     with patch.dict(os.environ, TQDM_DISABLE='1'):                      # one bar for all, none from workers
         if joblib.parallel.get_active_backend()[0].supports_return_generator:
             yield from joblib.Parallel(jobs, return_as='generator_unordered', pre_dispatch='n_jobs',

@@ -16,8 +16,8 @@
 # # 12.7 Solution: pairs that isolate a shift, and what each shift costs
 #
 # The exercise of section 12.7.1 asks, for each way in which deployment differs from training, for two
-# situations that differ in it and in nothing else. Here are the pairs, their check, the size of each shift for
-# each way of training, and the answer of the review.
+# situations that differ in it and in nothing else. Here are the pairs, their check, the size of each
+# shift for each way of training, and the answer of the review.
 #
 # **Time** 5 min. **Assumes** [12.7.1](../12_multi_turn/12_7_design_review.ipynb). **Afterwards you can**
 # build two situations that differ in one thing, and say when the sizes of two shifts may be compared.
@@ -68,12 +68,13 @@ pd.DataFrame({(shift, arm): size(shift, arm) for shift in shifts for arm in REVI
 # %% [markdown]
 # ## What was seen
 #
-# On the agent as planned a larger budget costs nothing (0.002, with an interval around 0), a late state 0.300 of
-# the pass rate, and forgetting the source 0.338. A placeholder by itself changes little, 0.008. After training
-# as deployed the late state costs 0.712, so that nothing is left to forget: with a pass rate near 0, a shift
-# that would do harm can look like a gain (0.129). Sizes of shifts compare only where the starting points do.
-# With rehearsal and the read kept, the late state costs 0.033 (−0.127 to 0.060, undecided), but *without* the
-# source that agent loses 0.477 on average (−0.899 to −0.055). It was cured by its context, not of its need for it.
+# On the agent as planned a larger budget costs nothing (0.001, with an interval around 0), a late state
+# 0.433 of the pass rate, and forgetting the source 0.216. A placeholder by itself changes little, −0.022.
+# After training as deployed the late state costs 0.601, so that little is left to forget: with a pass rate
+# near 0, a shift that would do harm looks like none (0.028, undecided). Sizes of shifts compare only where
+# the starting points do. With rehearsal and the read kept, the late state costs 0.062 (0.003 to 0.121), but
+# *without* the source that agent loses 0.426 on average (0.313 to 0.538). It was cured by its context, not
+# of its need for it.
 #
 # **Try it.** The two shifts that hurt can meet in one situation. From the stored rows, compare their joint
 # size, `(12, 'keep 3', 'read, tests', 8)` against `(12, 'full', 'read, tests', 1)`, with their sum.
