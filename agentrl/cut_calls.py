@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_4_a_call_cut_by_the_limit.py. Do not edit: change it there, then `make export`.
-# Body: 815ae8dd5db3f3b4
+# Body: 958235acc9eba62b
 """13.4 A call cut by the token limit is no call."""
 
 from dataclasses import dataclass
@@ -113,14 +113,14 @@ def read_turn(completion):
     return turn
 
 
-# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 10
+# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 11
 def lenient_finish(text, ended):
     """The label of a server that closes cut calls and says `tool_calls`."""
     tool = call_to_tool(text if ended else f'{text} {CALL_END}')
     return tool, 'tool_calls' if tool else 'stop' if ended else 'length'
 
 
-# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 11
+# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 12
 def is_cut(turn, limit=None):
     """Was the turn cut? By the server's word, or because it needed more than `limit` tokens.
 
@@ -129,7 +129,7 @@ def is_cut(turn, limit=None):
     return turn.finish_reason == 'length' or (limit is not None and turn.written > limit)
 
 
-# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 13
+# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 14
 def act_on(turn, env):
     """Make a turn's calls until one ends the episode: (the messages that answer them, info)."""
     answers = []
@@ -146,7 +146,7 @@ def act_on(turn, env):
     return answers, info
 
 
-# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 13
+# 13_staying_alive/13_4_a_call_cut_by_the_limit, cell 14
 async def play_chat(ask, env, task, limit=None, on_cut=end_at_cut, system=(), enough=lambda turn: False):
     """Play an episode with `await ask(messages)`: the final info and the turns.
 

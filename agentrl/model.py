@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
-# Body: 2f717a677d19750b
+# Body: b0e20023fd66d6c9
 """3.2 Build TinyAgent and read each token once."""
 
 from dataclasses import dataclass, replace
@@ -155,10 +155,7 @@ class TinyAgent(nn.Module):
         return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
     @torch.no_grad()
     def extend(self, new_ids, cache):
-        """Read new ids (a list a row, not all empty); logits [R', V] of rows that got some, and the cache.
-
-        The cache given is written to: go on with the one that is returned. To branch, copy `kv` first.
-        """
+        """Read new ids (a list a row, not all empty); logits [R', V] of rows that got some, and the cache."""
         new = lay_out(new_ids, cache.lengths)
         n_read = int(new.position.max()) + 1
         check_ids(self, new.ids, n_read)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_0_a_server_for_the_agent.py. Do not edit: change it there, then `make export`.
-# Body: 3211884cfbf73a0e
+# Body: 8475e815f8824131
 """13.0 Put a server between the agent and its loop."""
 
 import asyncio
@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -442,16 +442,9 @@ class LocalServer:
         self.uvicorn.should_exit = True
     def call(self, function, *args):
         """Run a function in the server's loop; its result, or its error."""
-        result = Future()
-
-        def run():
-            try:
-                result.set_result(function(*args))
-            except Exception as error:
-                result.set_exception(error)
-
-        self.loop.call_soon_threadsafe(run)
-        return result.result(timeout=10)
+        async def run():
+            return function(*args)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=10)
     def __enter__(self):
         self.thread.start()
         wait_until(lambda: self.uvicorn.started or not self.thread.is_alive(), 'the server to start')

@@ -196,6 +196,8 @@ def attend_to_cache(kv, new, queries, n_heads):
 
 # %% [markdown]
 # ## The whole model
+#
+# `extend` writes into the cache that it is given: go on with the one that it returns. To branch, copy `kv` first.
 
 # %%
 #@save
@@ -226,10 +228,7 @@ class TinyAgent(nn.Module):
         return KVCache(kv, torch.zeros(n_rows, dtype=torch.long))
     @torch.no_grad()
     def extend(self, new_ids, cache):
-        """Read new ids (a list a row, not all empty); logits [R', V] of rows that got some, and the cache.
-
-        The cache given is written to: go on with the one that is returned. To branch, copy `kv` first.
-        """
+        """Read new ids (a list a row, not all empty); logits [R', V] of rows that got some, and the cache."""
         new = lay_out(new_ids, cache.lengths)
         n_read = int(new.position.max()) + 1
         check_ids(self, new.ids, n_read)

@@ -35,7 +35,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -583,16 +583,9 @@ class LocalServer:
         self.uvicorn.should_exit = True
     def call(self, function, *args):
         """Run a function in the server's loop; its result, or its error."""
-        result = Future()
-
-        def run():
-            try:
-                result.set_result(function(*args))
-            except Exception as error:
-                result.set_exception(error)
-
-        self.loop.call_soon_threadsafe(run)
-        return result.result(timeout=10)
+        async def run():
+            return function(*args)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=10)
     def __enter__(self):
         self.thread.start()
         wait_until(lambda: self.uvicorn.started or not self.thread.is_alive(), 'the server to start')

@@ -287,6 +287,8 @@ def read_turn(completion):
     return turn
 
 
+# %%
+#@save
 def lenient_finish(text, ended):
     """The label of a server that closes cut calls and says `tool_calls`."""
     tool = call_to_tool(text if ended else f'{text} {CALL_END}')
