@@ -22,6 +22,13 @@ def test_an_attempt_that_is_not_written_yet_is_no_error():
     assert check_half(unwritten).startswith("not written yet")
 
 
+def test_an_attempt_without_a_return_is_told_so():
+    def forgetful(x):
+        x / 2
+
+    assert check_half(forgetful).startswith("your function gave None")
+
+
 def test_another_error_of_an_attempt_is_shown_as_it_is():
     with pytest.raises(ZeroDivisionError):
         check_half(lambda x: x / 0)

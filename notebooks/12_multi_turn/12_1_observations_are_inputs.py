@@ -198,13 +198,23 @@ from functools import wraps
 
 
 def exercise(check):
-    """The check of an exercise, which says so if the attempt (its only argument) is not written yet."""
+    """The check of an exercise, which says so if the attempt is not written yet or returns nothing."""
+    class NothingReturned(Exception):
+        pass
+
     @wraps(check)
     def checked(attempt):
+        def answer(*args):
+            if (given := attempt(*args)) is None:
+                raise NothingReturned
+            return given
+
         try:
-            return check(attempt)
+            return check(answer)
         except NotImplementedError:
             return 'not written yet: replace the line that raises, then run this cell again'
+        except NothingReturned:
+            return 'your function gave None: does each way through it end with `return`?'
 
     return checked
 
@@ -221,6 +231,7 @@ def my_double(x):
 
 
 print(check_double(my_double))
+print(check_double(lambda x: None))
 print(check_double(lambda x: x + 1))
 print(check_double(lambda x: x + x))
 
