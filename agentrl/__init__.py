@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 7cb419c97c5becdf
+# Body: 569675abc9d25d99
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -77,7 +77,7 @@ __all__ = [
     "Explorer",
     "FATAL",
     "FIELDS",
-    "FRESH",
+    "FRESH_SEEDS",
     "FatalRefusal",
     "Finding",
     "FreeCalls",
@@ -1296,7 +1296,7 @@ _HOME = {
     "KNOBS": "lower_clip",
     "KNOB_ARMS": "lower_clip",
     "train_lower_clip_arm": "lower_clip",
-    "FRESH": "lower_clip",
+    "FRESH_SEEDS": "lower_clip",
     "LOWER_CLIP": "lower_clip",
     "CLIP_KNOBS": "lower_clip",
     "TOKEN_VALUES": "dumps",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_1_what_the_lower_clip_does.py. Do not edit: change it there, then `make export`.
-# Body: 17e1a02e26121f0f
+# Body: 355d05348a7dcef6
 """13.1.2 A lower clip of 0.5 ends the run."""
 
 from agentrl.arms import EVALUATION, Study
@@ -26,6 +26,6 @@ def train_lower_clip_arm(arm, seed=0, base_seed=0):
     return train_weighed((LOWER_CLIP_ARMS | KNOB_ARMS)[arm], seed, base_seed, EVALUATION)
 
 
-FRESH = tuple(range(4, 12))
-LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH)
-CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH)
+FRESH_SEEDS = tuple(range(4, 12))
+LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)
+CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)

@@ -58,9 +58,9 @@ def train_lower_clip_arm(arm, seed=0, base_seed=0):
     return train_weighed((LOWER_CLIP_ARMS | KNOB_ARMS)[arm], seed, base_seed, EVALUATION)
 
 
-FRESH = tuple(range(4, 12))
-LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH)
-CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH)
+FRESH_SEEDS = tuple(range(4, 12))
+LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)
+CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)
 
 # %%
 import pandas as pd
