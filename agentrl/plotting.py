@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: 694f4abec9d2a44c
+# Body: bfb082c682031b8e
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
@@ -13,8 +13,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.text import Annotation
-from scipy.optimize import isotonic_regression
-from scipy.stats import sem, t
 
 # 00_start_here/00_2_figures_and_tables, cell 2
 ARM_COLORS = {
@@ -115,6 +113,8 @@ def mean_interval(values):
     The sample standard deviation is used. Seeds that all agree give an interval of width 0, which says no
     more than that.
     """
+    from scipy.stats import sem, t  # takes half a second, and many notebooks need no interval
+
     values = [float(value) for value in values]
     if not values:
         raise ValueError('values is empty: give at least one number, one a seed')
@@ -133,6 +133,8 @@ def with_interval(values, digits=3):
 # 00_start_here/00_2_figures_and_tables, cell 15
 def spread_labels(ax, gap=11):
     """Move the labels at line ends apart, as little as possible, until `gap` points are between them."""
+    from scipy.optimize import isotonic_regression  # only drawing needs it, as above
+
     labels = [text for text in ax.texts if isinstance(text, Annotation) and text.get_label() == 'line end']
     labels.sort(key=lambda label: label.xy[1])
     ends = [ax.transData.transform(label.xy)[1] * 72 / ax.figure.dpi for label in labels]   # in points

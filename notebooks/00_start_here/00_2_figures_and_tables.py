@@ -37,8 +37,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.text import Annotation
-from scipy.optimize import isotonic_regression
-from scipy.stats import sem, t
 
 # %% [markdown]
 # ## One colour for each arm
@@ -268,6 +266,8 @@ def mean_interval(values):
     The sample standard deviation is used. Seeds that all agree give an interval of width 0, which says no
     more than that.
     """
+    from scipy.stats import sem, t  # takes half a second, and many notebooks need no interval
+
     values = [float(value) for value in values]
     if not values:
         raise ValueError('values is empty: give at least one number, one a seed')
@@ -314,6 +314,8 @@ for name, draws in (('normal', normal), ('uniform', uniform)):
 #@save
 def spread_labels(ax, gap=11):
     """Move the labels at line ends apart, as little as possible, until `gap` points are between them."""
+    from scipy.optimize import isotonic_regression  # only drawing needs it, as above
+
     labels = [text for text in ax.texts if isinstance(text, Annotation) and text.get_label() == 'line end']
     labels.sort(key=lambda label: label.xy[1])
     ends = [ax.transData.transform(label.xy)[1] * 72 / ax.figure.dpi for label in labels]   # in points
