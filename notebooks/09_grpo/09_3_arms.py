@@ -89,9 +89,9 @@ arm_config('penalty 0.05', seed=2)
 #
 # Forty steps from the RL base, then sixteen episodes of each of the ten held-out tasks. Their names and
 # uniforms are the same for all arms of a run seed (but for arms with fixed names, which draw none), so that
-# arms can be compared in pairs, and others for each seed: shared by all, their luck would be in every run, and
-# no number of runs would take it out (section 9.7 shows it). The result is kept on disk (section 0.3) under its configuration and the version of
-# the code, so no section trains what another one has trained.
+# arms can be compared in pairs, and others for each seed: shared by all, their luck would be in every run,
+# and no number of runs would take it out (section 9.7 shows it). The result is kept on disk (section 0.3)
+# under its configuration and the version of the code, so no section trains what another one has trained.
 
 # %%
 #@save
@@ -227,10 +227,11 @@ def store_run(study, arm, base, seed, run):
 # %% [markdown]
 # ## Several arms, several seeds
 #
-# `run_study` returns the tables heldout and history for the arms and seeds asked for. What is stored is read; what is missing
-# is trained, two runs at a time with one thread each, and stored as soon as it is ready, so that an
-# interrupted call loses only the runs under way. A run that fails does not stop the others; the error at the
-# end names all that failed. (Section 13.8 has a launcher that also survives a killed worker.)
+# `run_study` returns the tables heldout and history for the arms and seeds asked for. What is stored is
+# read; what is missing is trained, two runs at a time with one thread each, and stored as soon as it is
+# ready, so that an interrupted call loses only the runs under way. A run that fails does not stop the
+# others; the error at the end names all that failed. (Section 13.8 has a launcher that also survives a
+# killed worker.)
 
 # %%
 #@save
@@ -286,8 +287,8 @@ def arm_results(arms, seeds):
 # %% [markdown]
 # ## A stored number is a computed number
 #
-# Here are the ten seeds of the default arm. To see that the table holds what the code gives, we train the first
-# steps of seed 0 again and compare with the stored history, digit by digit.
+# Here are the ten seeds of the default arm. To see that the table holds what the code gives, we train
+# the first steps of seed 0 again and compare with the stored history, digit by digit.
 
 # %%
 heldout, history = arm_results(['default'], SEEDS)
@@ -307,4 +308,5 @@ print(bool((pd.DataFrame(again)[columns].to_numpy() == stored[columns].to_numpy(
 # steps, trained again, are equal to the stored ones in every digit.
 #
 # **Try it.** Add an arm of your own in a new cell, `ARMS['groups of 4'] = {'group_size': 4}`, and call
-# `arm_results(['groups of 4'], (0,))`. Its rows are stored with the others; `git restore figures` removes them.
+# `arm_results(['groups of 4'], (0,))`. Its rows are stored with the others; `git restore figures`
+# removes them.

@@ -177,13 +177,14 @@ print(f'two seeds in two processes of one thread each: {gain:.2f} times as fast 
 # %% [markdown]
 # ## Where the rest of the time goes
 #
-# In the update, matrix products come first and attention second: its heads of 16 are so narrow that softmax is
-# its limit and not multiplication. (PyTorch's profiler around `one_step` shows it.) In sampling each round has
-# a price before the first token is computed, more than a hundred small operations. That is why large groups
-# are cheaper a token than small ones (by a tenth). What would help next is to sample in fewer rounds, by guessing the
-# tokens that a call's grammar leaves no choice about and checking the guess. Tried and dropped: plain
-# attention and masks made by hand (slower than the fused kernel at these lengths), masks as numbers instead
-# of booleans, inference mode (hardly faster), and smaller buckets of packed rows (slower).
+# In the update, matrix products come first and attention second: its heads of 16 are so narrow that softmax
+# is its limit and not multiplication. (PyTorch's profiler around `one_step` shows it.) In sampling each
+# round has a price before the first token is computed, more than a hundred small operations. That is why
+# large groups are cheaper a token than small ones (by a tenth). What would help next is to sample in fewer
+# rounds, by guessing the tokens that a call's grammar leaves no choice about and checking the guess. Tried
+# and dropped: plain attention and masks made by hand (slower than the fused kernel at these lengths), masks
+# as numbers instead of booleans, inference mode (hardly faster), and smaller buckets of packed rows
+# (slower).
 #
 # ## What was seen
 #

@@ -65,9 +65,10 @@ pd.DataFrame({'cost a call': costs, 'careful, done right': 1 - 3 * costs,
 # %% [markdown]
 # At a cost of 0.05 the starting policy's attempts are still worth a little more than submitting at once; at
 # 0.3 they are far worse, although the careful episode would still be worth 0.1. What a learner can afford is
-# set by its own success rate, not by the optimum. ([Section 2.2](../02_fundamentals/02_2_repair_mdp.ipynb) solves
-# the repair exactly: the best policy is careful at every cost below 1/2, where the book's gives up between 0.3 and
-# 0.4; but attempts that pass with probability $p$ in $K$ calls pay only below a cost of $p/(K-1)$.)
+# set by its own success rate, not by the optimum. ([Section 2.2](../02_fundamentals/02_2_repair_mdp.ipynb)
+# solves the repair exactly: the best policy is careful at every cost below 1/2, where the book's gives up
+# between 0.3 and 0.4; but attempts that pass with probability $p$ in $K$ calls pay only below a cost of
+# $p/(K-1)$.)
 #
 # ## The four arms on held-out tasks
 #
@@ -119,9 +120,9 @@ save_figure(fig, '12_2_four_arms', history[['arm', 'seed', 'step', *labels]])
 
 # %% [markdown]
 # The lower edge of the wide band is that one run. When do the turning points come? The book's values, where
-# it gives them, stand beside ours: on how many seeds a point is reached, and the lowest, middle and highest of
-# these. Curves are smoothed over three steps; a level counts as reached at the first step from which the curve
-# stays beyond it for good.
+# it gives them, stand beside ours: on how many seeds a point is reached, and the lowest, middle and highest
+# of these. Curves are smoothed over three steps; a level counts as reached at the first step from which the
+# curve stays beyond it for good.
 
 # %%
 def settles(reached):
@@ -180,10 +181,10 @@ passed.describe().loc[['count', 'mean', 'min', 'max']].round(3)
 #
 # ## Exercise: a curriculum of budgets
 #
-# Three turns are enough for the careful episode, read, edit and submit, and yet the arm with three turns never
-# looks. Does it find the careful episode if it comes from somewhere else? Write `my_budget`: the turn budget
-# as a function of the training step, six turns for the first 20 steps, three from then on. The check tells
-# you what is wrong; what such a run learns is in [the solution](../solutions/s_12_3_curriculum.ipynb).
+# Three turns are enough for the careful episode, read, edit and submit, and yet the arm with three turns
+# never looks. Does it find the careful episode if it comes from somewhere else? Write `my_budget`: the turn
+# budget as a function of the training step, six turns for the first 20 steps, three from then on. The check
+# tells you what is wrong; what such a run learns is in [the solution](../solutions/s_12_3_curriculum.ipynb).
 #
 # A schedule enters through the sampler, which counts the steps; optimiser and random stream are those of one
 # run.
@@ -300,4 +301,5 @@ print(check_budget(my_budget))
 # The same findings, with one rule for all: [section 12.9](12_9_what_holds.ipynb).
 #
 # **Try it.** Find the cost between 0.05 and 0.3 at which most seeds give up: add arms with `step_penalty` 0.1
-# and 0.15 to `ARMS` in section 9.3 and run `make export`, since runs are trained in other processes. Then ask whether the value of an attempt in the second table predicted it.
+# and 0.15 to `ARMS` in section 9.3 and run `make export`, since runs are trained in other processes. Then ask
+# whether the value of an attempt in the second table predicted it.

@@ -352,8 +352,8 @@ save_figure(fig, '12_9_by_base', by_base)
 # four arms come to does not: from each base the default keeps its test, a cost of 0.05 removes it and delays
 # reading, a cost of 0.3 ends in one call and in nothing, three turns end in a blind edit. What a single run
 # can overturn depends on the base: from base 1, as on seed 9 of base 0, one run at a cost of 0.05 ends by
-# submitting at once. So does how malformed calls change in the default, which is undecided from bases 1 and
-# 2. That arm's edits fall from base 3 alone (−0.05), where the book saw them fall.
+# submitting at once. The arm's edits fall from base 3 alone (−0.05), where the book saw them fall. And how
+# malformed calls change in the default is undecided from bases 1 and 2.
 #
 # For tasks like these instead of these tasks little can be said: ten are few, and an agent passes nearly all
 # of most and none of some.

@@ -275,8 +275,8 @@ for name, retries in (('wrong', tries), ('patient', patient)):
 #
 # A parser with `json.loads` raised three kinds of exceptions on mangled text; the gym's answered everything.
 # Of three rows that share a generator two were other rows in another order; four episodes with uniforms of
-# their own were the same in both. A memory limit that asked for patience was given up at the first attempt, and the
-# check did not mistake bad credentials for it.
+# their own were the same in both. A memory limit that asked for patience was given up at the first attempt,
+# and the check did not mistake bad credentials for it.
 #
 # **Try it.** Fuzz the parser of your own agent loop with `check_parser`. Then dump the same prompts twice, in
 # two orders, and see what `check_rerun` says of your sampler.

@@ -229,11 +229,11 @@ clear.agg(calls=('wrong', 'size'), wrong_sign=('wrong', 'mean'), distance=('dist
 # ## What was seen
 #
 # In the episode above the edit was worth most (0.42), and reading a second time was a mistake (−0.17),
-# since it only used up calls. Nine continuations find both (0.44, −0.22). Turn GAE on the episode as it ended,
-# with its critic's values near 0, gives nearly all the credit to every call, the second read included (1.01 at
-# λ = 1); the draw in the table played the calls on to other endings, and differs. Over all clear calls turn GAE
-# at 0.95 has the wrong sign in 0.21 of them, step groups in 0.11 (a 0 is not counted as wrong), nine
-# continuations in 0.05.
+# since it only used up calls. Nine continuations find both (0.44, −0.22). Turn GAE on the episode as it
+# ended, with its critic's values near 0, gives nearly all the credit to every call, the second read
+# included (1.01 at λ = 1); the draw in the table played the calls on to other endings, and differs.
+# Over all clear calls turn GAE at 0.95 has the wrong sign in 0.21 of them, step groups in 0.11 (a 0 is
+# not counted as wrong), nine continuations in 0.05.
 #
 # **Try it.** Show the mean over replays instead of a draw: which crosses stay? These are bias, not noise.
 # Then find an episode that fails although its first call was good, and a λ at which turn GAE says so.
