@@ -175,8 +175,8 @@ Markdown(symptom_table(links))
 # | 14 | my run is sick: where do I look? | [14.1](../14_faults/14_1_masks.ipynb), [14.9](../14_faults/14_9_diagnose.ipynb) |
 # | 15 | may I play with it? | [15.0](../15_explorers/15_0_sliders.ipynb) to [15.5](../15_explorers/15_5_live_training.ipynb) |
 #
-# New to reinforcement learning? Take the [tour](00_1_tour.ipynb), then the first of the
-# [three orders of reading](../../site/reading_orders.md).
+# New to reinforcement learning? Take the [tour](00_1_tour.ipynb), then 2.1, 2.2, 4.2, 4.3, 3.1, 3.2, 5.1, 5.2,
+# 6.1, 9.1, 9.2, 12.1 and 12.3, in this order.
 #
 # ## What was seen
 #
