@@ -159,7 +159,7 @@ import matplotlib.pyplot as plt
 from agentrl.plotting import save_figure, use_style
 
 use_style()
-fig, axes = plt.subplots(1, 2, figsize=(10, 3.3), gridspec_kw={'wspace': 0.4})
+fig, axes = plt.subplots(1, 2, figsize=(10, 3.3), gridspec_kw={'wspace': 0.1})
 styles = {'right': ('#0072B2', '-'), 'inverted': ('#D55E00', '--'), 'everything': ('#555555', ':')}
 for ax, column, label in ((axes[0], 'pass_rate', 'pass rate'), (axes[1], 'grad_norm', 'gradient norm')):
     for kind, history in histories.items():
