@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/07_advantages/07_2_critic.py. Do not edit: change it there, then `make export`.
-# Body: 9b514646a9c01012
+# Body: 199dead38181247f
 """7.2 Train a critic, and ask how much there is to predict."""
 
 import copy
@@ -102,7 +102,7 @@ def verdict_returns(batch):
 
 
 # 07_advantages/07_2_critic, cell 10
-@cached('critic')
+@cached
 def critic_weights(vocabulary, n, steps, seed):
     """Weights of a critic of the RL base, fitted to `n` episodes of each train task (those of `seed`)."""
     tok, rng = Tokenizer(vocabulary), torch.Generator().manual_seed(seed)

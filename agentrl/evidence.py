@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
-# Body: 587a764e858ee605
+# Body: ca672738681ec54d
 """9.7 Say how sure you are, over seeds and over tasks."""
 
 import numpy as np
@@ -120,7 +120,7 @@ def train_and_repeat(arm, seed=0, base_seed=0):
     return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat, ('training', 'base'))
+REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat)
 
 
 # 09_grpo/09_7_evidence, cell 13

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_1_masks.py. Do not edit: change it there, then `make export`.
-# Body: a6c26647f1a624f8
+# Body: c685368795390d7f
 """14.1 Ask whose tokens are trained before you look at a curve."""
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ MASKS = {
 
 
 # 14_faults/14_1_masks, cell 7
-@cached('mask_faults', 'base')
+@cached
 def train_with_mask(kind, steps=12, seed=0):
     """History of `steps` steps of GRPO from the RL base, 4 tasks a step, under one of MASKS."""
     tok = build_tokenizer(make_tasks('all'))

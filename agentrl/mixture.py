@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_6_mixtures.py. Do not edit: change it there, then `make export`.
-# Body: fb9dd5e7a2a40077
+# Body: 606b5ecdfdae9c1f
 """12.6 Count tokens before you mix single-turn and multi-turn tasks."""
 
 from dataclasses import replace
@@ -169,7 +169,7 @@ MIXTURE_ARMS = {
 
 
 # 12_multi_turn/12_6_mixtures, cell 18
-@cached('mixture')
+@cached
 def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
     """Train the RL base on both formats: weights, history with a `format_row` a step, heldout by format."""
     tok = build_tokenizer(make_tasks('all'))
@@ -194,4 +194,4 @@ def train_mixture_arm(arm, seed=0, base_seed=0):
     return train_mixture(RLConfig(seed=seed, **settings), n_single, balanced, base_seed, STEPS, EVALUATION)
 
 
-MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm, ('mixture', 'base'))
+MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_7_design_problems.py. Do not edit: change it there, then `make export`.
-# Body: d1bc65514e816364
+# Body: 95e8e046dcd32f5e
 """12.7 Diagnose four failures, and run each beside its cure."""
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def without_nan(history):
 
 
 # 12_multi_turn/12_7_design_problems, cell 2
-@cached('pathologies')
+@cached
 def train_cured(arm, cfg, base_seed, steps, evaluation):
     """Train the RL base under `cfg` with an arm's parts: dict of weights, history and heldout, as in 9.3."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
@@ -62,7 +62,7 @@ def train_pathology(arm, seed=0, base_seed=0):
     return train_cured(arm, RLConfig(seed=seed, **CURE_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-PATHOLOGIES = Study('pathologies', CURE_ARMS, train_pathology, ('pathologies',))
+PATHOLOGIES = Study('pathologies', CURE_ARMS, train_pathology)
 
 
 # 12_multi_turn/12_7_design_problems, cell 4
@@ -197,7 +197,7 @@ class Bootstrap:
 
 
 # 12_multi_turn/12_7_design_problems, cell 15
-@cached('pathologies')
+@cached
 def long_critic_weights(wrong_submit, max_turns, n, fit_steps):
     """Weights of a critic of the RL base, fitted to its submitted episodes under a budget of `max_turns`."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(0)

@@ -1,19 +1,23 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_9_what_holds.py. Do not edit: change it there, then `make export`.
-# Body: e3dcec35f38edf69
+# Body: 07ee7c38037840a4
 """12.9 Ask every claim of this chapter what the seeds say."""
 
 import math
 import re
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
 
-import agentrl
-from agentrl.arms import Study
+from agentrl.arms import GRPO
+from agentrl.base_streams import BASE_STREAMS
+from agentrl.call_credit import CREDIT
+from agentrl.context_study import CONTEXT
 from agentrl.evidence import difference, draw_seeds_and_tasks, interval, stored_rows, task_scores, verdict
+from agentrl.mixture import MIXTURE
+from agentrl.pathologies import PATHOLOGIES
 from agentrl.plotting import book_results
+from agentrl.tool_errors import TOOL_ERRORS
 
 
 # 12_multi_turn/12_9_what_holds, cell 2
@@ -28,20 +32,16 @@ def read_claims(section=None):
 
 
 # 12_multi_turn/12_9_what_holds, cell 4
-@cache
-def all_studies():
-    """Every study that a section exports: {name: Study}."""
-    exported = (getattr(agentrl, label) for label in agentrl.__all__)
-    return {value.name: value for value in exported if isinstance(value, Study)}
+STUDIES = {study.name: study for study in (
+    GRPO, BASE_STREAMS, CREDIT, CONTEXT, TOOL_ERRORS, MIXTURE, PATHOLOGIES)}                # of which claims speak
 
 
 # 12_multi_turn/12_9_what_holds, cell 4
 def find_study(name):
-    """The study of this name; ValueError if no section has it."""
-    known = all_studies()
-    if name not in known:
-        raise ValueError(f'study={name!r} is not known; choose one of {", ".join(known)}')
-    return known[name]
+    """The study of this name; ValueError if no claim may speak of it."""
+    if name not in STUDIES:
+        raise ValueError(f'study={name!r} is not known; choose one of {", ".join(STUDIES)}')
+    return STUDIES[name]
 
 
 # 12_multi_turn/12_9_what_holds, cell 5

@@ -165,7 +165,7 @@ def batch_values(critic, batch, bucket_size=32):
 #
 # The book warms its critic up in 60 steps of 64 episodes, drawn from three sets of eight episodes of each
 # train task: 480 in all. We do the same with the starting policy of section 5.5, at the policy's own
-# learning rate, untuned. It takes half a minute and is kept (0.3). The reward is the verdict alone, so the
+# learning rate, untuned. It takes half a minute and is kept (0.4). The reward is the verdict alone, so the
 # return-to-go is the same at all tokens of an episode.
 
 # %%
@@ -184,7 +184,7 @@ def verdict_returns(batch):
 
 # %%
 #@save
-@cached('critic')
+@cached
 def critic_weights(vocabulary, n, steps, seed):
     """Weights of a critic of the RL base, fitted to `n` episodes of each train task (those of `seed`)."""
     tok, rng = Tokenizer(vocabulary), torch.Generator().manual_seed(seed)
@@ -252,7 +252,7 @@ tok = build_tokenizer(make_tasks('all'))
 critic = make_base_critic(tok)
 
 
-@cached('critic')
+@cached
 def kept_episodes(vocabulary, split, n, seed):
     tok = Tokenizer(vocabulary)
     return base_episodes(make_rl_base(tok), tok, split, n, torch.Generator().manual_seed(seed))

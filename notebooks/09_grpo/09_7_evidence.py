@@ -241,7 +241,7 @@ def train_and_repeat(arm, seed=0, base_seed=0):
     return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat, ('training', 'base'))
+REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat)
 
 # %%
 from itertools import combinations

@@ -136,7 +136,7 @@ def warm_critic(policy, tok, cfg, generator, sets=3, steps=60):
 
 # %%
 #@save
-@cached('call_credit', 'base')
+@cached
 def train_with_critic(estimate, cfg, base_seed=0, steps=STEPS, evaluation=EVALUATION):
     """Train the RL base with one of ESTIMATES: dict of weights, critic, history and heldout."""
     tok, tasks = build_tokenizer(make_tasks('all')), make_tasks('train')
@@ -156,7 +156,7 @@ def train_critic_arm(arm, seed=0, base_seed=0):
 
 
 CREDIT_ARMS = {'token GAE': {'step_penalty': 0.05}, 'turn GAE': {'step_penalty': 0.05}}
-CREDIT = Study('credit', CREDIT_ARMS, train_critic_arm, ('call_credit', 'base'))
+CREDIT = Study('credit', CREDIT_ARMS, train_critic_arm)
 
 # %% [markdown]
 # The outcome arm is the run `penalty 0.05` of section 12.3.

@@ -49,7 +49,7 @@ from agentrl.training import RLConfig, train_rl
 
 # %%
 #@save
-@cached('context', 'base')
+@cached
 def train_context(context, seed=0, base_seed=0, steps=STEPS):
     """Train the RL base under a named context policy: dict of weights and history (a row a step)."""
     tok, tasks = build_tokenizer(make_tasks('all')), make_tasks('train')
@@ -103,7 +103,7 @@ def cross_evaluate(policy, seed=0):
     return rows
 
 
-CONTEXT = Study('context', CONTEXT_ARMS, train_and_cross, ('context', 'base'))
+CONTEXT = Study('context', CONTEXT_ARMS, train_and_cross)
 
 # %%
 from agentrl.arms import SEEDS, run_study

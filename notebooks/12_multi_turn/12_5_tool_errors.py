@@ -274,7 +274,7 @@ pd.DataFrame({f'price {price}': {'the one with a malformed call': a[0].item(), '
 EARLY_STOP_ARMS = {'early stop': {}}
 
 
-@cached('tool_errors')
+@cached
 def train_with_early_stop(cfg, base_seed, steps, evaluation):
     """Train the RL base where a malformed call ends the episode; evaluated with that rule and without."""
     tok = build_tokenizer(make_tasks('all'))
@@ -293,7 +293,7 @@ def train_early_stop_arm(arm, seed=0, base_seed=0):
     return train_with_early_stop(RLConfig(seed=seed, **EARLY_STOP_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-TOOL_ERRORS = Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm, ('tool_errors', 'base'))
+TOOL_ERRORS = Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm)
 
 # %%
 stopped_heldout, stopped_history = run_study(TOOL_ERRORS, list(TOOL_ERRORS.arms), SEEDS)

@@ -341,7 +341,7 @@ MIXTURE_ARMS = {
 }
 
 
-@cached('mixture')
+@cached
 def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
     """Train the RL base on both formats: weights, history with a `format_row` a step, heldout by format."""
     tok = build_tokenizer(make_tasks('all'))
@@ -366,7 +366,7 @@ def train_mixture_arm(arm, seed=0, base_seed=0):
     return train_mixture(RLConfig(seed=seed, **settings), n_single, balanced, base_seed, STEPS, EVALUATION)
 
 
-MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm, ('mixture', 'base'))
+MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm)
 
 # %%
 from agentrl.arms import SEEDS, arm_results, run_study

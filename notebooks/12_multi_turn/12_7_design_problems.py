@@ -73,7 +73,7 @@ def without_nan(history):
             for row in history]
 
 
-@cached('pathologies')
+@cached
 def train_cured(arm, cfg, base_seed, steps, evaluation):
     """Train the RL base under `cfg` with an arm's parts: dict of weights, history and heldout, as in 9.3."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
@@ -91,7 +91,7 @@ def train_pathology(arm, seed=0, base_seed=0):
     return train_cured(arm, RLConfig(seed=seed, **CURE_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-PATHOLOGIES = Study('pathologies', CURE_ARMS, train_pathology, ('pathologies',))
+PATHOLOGIES = Study('pathologies', CURE_ARMS, train_pathology)
 
 # %% [markdown]
 # ## 1. It submits at once
@@ -440,7 +440,7 @@ class Bootstrap:
 
 # %%
 #@save
-@cached('pathologies')
+@cached
 def long_critic_weights(wrong_submit, max_turns, n, fit_steps):
     """Weights of a critic of the RL base, fitted to its submitted episodes under a budget of `max_turns`."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(0)

@@ -184,7 +184,7 @@ def rehearsed_step(policy, tasks, tok, cfg, generator, env_factory=make_env, con
         policy, [task] * cfg.group_size, tok, cfg, generator, context, draw_history(generator))]
 
 
-@cached('review', 'base')
+@cached
 def train_review(context, starts, cfg, base_seed=0, steps=STEPS):
     """Train the RL base in one of VIEWS, behind histories of one of STARTS: dict of weights and history."""
     tok = build_tokenizer(make_tasks('all'))
@@ -212,7 +212,7 @@ def train_and_review(arm, seed=0, base_seed=0):
     return run | {'heldout': [review_row(policy, seed, *situation) for situation in SITUATIONS]}
 
 
-REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'))
+REVIEW = Study('review', REVIEW_ARMS, train_and_review)
 
 # %% [markdown]
 # ## Exercise: isolate the shifts yourself

@@ -41,7 +41,7 @@ from unittest.mock import patch
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from agentrl.arms import train_and_label
+from agentrl.arms import train_and_label, worker_pool
 from agentrl.environment import check_count
 from agentrl.episodes import MAX_CALL_TOKENS
 
@@ -299,7 +299,8 @@ print(launch_settings({'arms': ['default'], 'seeds': parse_numbers('seeds', '0-3
 # who needs the machine. Four rules: an error in one run is a result like another, reported with arm and
 # seed; a run is stored by the parent as soon as it ends; if a worker is killed, the runs that were under way,
 # which no one can tell from the killer, are tried once more, each alone, and who dies alone is the culprit;
-# and a worker goes when its parent is gone, so that a killed launcher leaves nobody who computes for nobody.
+# and a worker ends when its parent is gone (`worker_pool`, section 9.3), so that a killed launcher leaves nobody
+# who computes for nobody.
 
 # %%
 #@save
@@ -308,33 +309,15 @@ def worker_was_killed(error):
     return isinstance(error, TerminatedWorkerError) or type(error).__module__.startswith('ray.')
 
 
-def exit_with(parent):
-    """End this process a second after `parent` is gone, if it is a child of that process."""
-    def watch():
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    if os.getppid() == parent:
-        threading.Thread(target=watch, daemon=True).start()
-
-
-def train_for(parent, train, *run):
-    """What a worker does: `train_and_label`, for as long as its parent lives."""
-    exit_with(parent)
-    return train_and_label(train, *run)
-
-
 def start_workers(study, runs, jobs):
     """Yield (arm, base, seed, run or error text) as runs end, in worker processes of joblib's backend.
 
     Ray's backend gives nothing back before all have ended, so it gets a batch of `jobs` runs at a time.
     """
-    tasks = [joblib.delayed(train_for)(os.getpid(), study.train, *run) for run in runs]
+    tasks = [joblib.delayed(train_and_label)(study.train, *run) for run in runs]
     with patch.dict(os.environ, TQDM_DISABLE='1'):                      # one bar for all, none from workers
         if joblib.parallel.get_active_backend()[0].supports_return_generator:
-            yield from joblib.Parallel(jobs, return_as='generator_unordered', pre_dispatch='n_jobs',
-                                       batch_size=1)(tasks)
+            yield from worker_pool(jobs, pre_dispatch='n_jobs', batch_size=1)(tasks)
         else:
             for first in range(0, len(tasks), jobs):
                 yield from joblib.Parallel(jobs, batch_size=1)(tasks[first:first + jobs])
@@ -393,7 +376,7 @@ def train(arm, seed, base):
 
 folder = tempfile.TemporaryDirectory()
 broken_flag = f'{folder.name}/broken'
-DEMO = Study('demo', {'fine': {}, 'fails': {}, 'is killed': {}}, train, ('launch',))
+DEMO = Study('demo', {'fine': {}, 'fails': {}, 'is killed': {}}, train)
 
 # %%
 def sweep(place, seeds=(0, 1, 2)):

@@ -128,7 +128,7 @@ pd.DataFrame(rows).T.rename_axis('mask: kept tokens by')
 
 # %%
 #@save
-@cached('mask_faults', 'base')
+@cached
 def train_with_mask(kind, steps=12, seed=0):
     """History of `steps` steps of GRPO from the RL base, 4 tasks a step, under one of MASKS."""
     tok = build_tokenizer(make_tasks('all'))
