@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 877292f7b98b91cd
+# Body: f72151a342f06a22
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -484,6 +484,7 @@ __all__ = [
     "interquartile_mean",
     "interval",
     "is_cut",
+    "is_dataclass",
     "is_healthy",
     "is_idle",
     "is_module",
@@ -867,6 +868,7 @@ _HOME = {
     "resolve": "versions",
     "entries": "versions",
     "registered": "versions",
+    "is_dataclass": "versions",
     "fields_apart": "versions",
     "pieces_of": "versions",
     "DECIDES_NOTHING": "versions",

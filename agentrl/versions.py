@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_3_versions.py. Do not edit: change it there, then `make export`.
-# Body: bdcb078a019bebb7
+# Body: d434d23970e0b71f
 """0.3 Code versions: hash the definitions that decide a result."""
 
 import ast
@@ -270,6 +270,12 @@ def registered(space, name):
 
 
 # 00_start_here/00_3_versions, cell 26
+def is_dataclass(node):
+    """Is a statement the definition of a dataclass?"""
+    return isinstance(node, ast.ClassDef) and [root_name(one) for one in node.decorator_list] == ['dataclass']
+
+
+# 00_start_here/00_3_versions, cell 26
 def fields_apart(node):
     """A dataclass without the fields that have defaults and, if frozen, its check; and these fields."""
     apart = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value]
@@ -288,7 +294,7 @@ def pieces_of(space, name, whole=False):
         return [Piece('', frozenset(space.definitions), frozenset())]
     pieces = [] if whole else list(registered(space, name))
     for node in space.definitions[name]:
-        if not whole and isinstance(node, ast.ClassDef) and [root_name(d) for d in node.decorator_list] == ['dataclass']:
+        if not whole and is_dataclass(node):
             node, apart = fields_apart(node)
             pieces += [make_piece(ast.unparse(one), key=one.target.id) for one in apart]
         if not whole and name in space.tables and (known := entries(node)):

@@ -370,6 +370,11 @@ def registered(space, name):
 
 # %%
 #@save
+def is_dataclass(node):
+    """Is a statement the definition of a dataclass?"""
+    return isinstance(node, ast.ClassDef) and [root_name(one) for one in node.decorator_list] == ['dataclass']
+
+
 def fields_apart(node):
     """A dataclass without the fields that have defaults and, if frozen, its check; and these fields."""
     apart = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value]
@@ -388,7 +393,7 @@ def pieces_of(space, name, whole=False):
         return [Piece('', frozenset(space.definitions), frozenset())]
     pieces = [] if whole else list(registered(space, name))
     for node in space.definitions[name]:
-        if not whole and isinstance(node, ast.ClassDef) and [root_name(d) for d in node.decorator_list] == ['dataclass']:
+        if not whole and is_dataclass(node):
             node, apart = fields_apart(node)
             pieces += [make_piece(ast.unparse(one), key=one.target.id) for one in apart]
         if not whole and name in space.tables and (known := entries(node)):
