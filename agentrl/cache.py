@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_4_cache.py. Do not edit: change it there, then `make export`.
-# Body: 155c7871313ea361
+# Body: afb3ff2112ecf4d8
 """0.4 A cache for trained policies: a key of configuration and code, and a checksum."""
 
 import functools
@@ -10,6 +10,7 @@ import json
 import os
 import re
 import warnings
+import zipfile
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from importlib.resources import files
@@ -112,13 +113,16 @@ def kept_bytes(key, result):
 
 # 00_start_here/00_4_cache, cell 13
 def open_kept(content, key):
-    """[result] of a kept file's bytes; [] if they are damaged or of another key."""
+    """[result] of a kept file's bytes; [] if they are damaged, of another key, or no such file at all."""
     if hashlib.sha256(content[32:]).digest() != content[:32]:
         return []
-    archive = np.load(io.BytesIO(content[32:]), allow_pickle=False)
-    said = json.loads(archive['said'].tobytes())
-    arrays = [archive[f'a{n}'] for n in range(len(archive.files) - 1)]
-    return [put_together(said['result'], arrays)] if said['key'] == key else []
+    try:
+        archive = np.load(io.BytesIO(content[32:]), allow_pickle=False)
+        said = json.loads(archive['said'].tobytes())
+        arrays = [archive[f'a{n}'] for n in range(len(archive.files) - 1)]
+        return [put_together(said['result'], arrays)] if said['key'] == key else []
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile):
+        return []
 
 
 # 00_start_here/00_4_cache, cell 14

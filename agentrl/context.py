@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_4_context_management.py. Do not edit: change it there, then `make export`.
-# Body: 9bfcaa931ce850b0
+# Body: 7450dfb07e0e8066
 """12.4 Context management changes the policy's input."""
 
 from collections import namedtuple
@@ -171,7 +171,8 @@ def with_samples(episode, first=0):
     """The trajectory of a finished ContextEpisode, with its calls from number `first` on as samples."""
     traj = make_trajectory(episode)
     samples = [call_sample(traj, k, episode.context) for k in range(first, traj.info['n_turns'])]
-    return ContextTrajectory(**vars(traj), samples=samples)
+    return ContextTrajectory(traj.ids, traj.action_mask, traj.logp, traj.reward, traj.info, traj.owner, traj.turn,
+                             traj.tok, samples)
 
 
 # 12_multi_turn/12_4_context_management, cell 15

@@ -165,7 +165,7 @@ def train(arm, seed, base):
     return {"heldout": {"value": seed / 3}, "history": []}
 
 
-STUB = Study("stub", {"fine": {}, "fails": {}, "kills": {}}, train, ("launch",))
+STUB = Study("stub", {"fine": {}, "fails": {}, "kills": {}}, train)
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_a_failure_and_a_killed_worker_are_reported_and_do_not_stop_the_others()
 def test_each_run_is_given_out_as_soon_as_it_ended():
     """With one job, the second run must not have begun when the first is in our hands."""
     begun = queue.Queue()
-    study = Study("stub", {"fine": {}}, lambda arm, seed, base: begun.put(seed) or {"n": seed}, ("launch",))
+    study = Study("stub", {"fine": {}}, lambda arm, seed, base: begun.put(seed) or {"n": seed})
     ended = finished_runs(study, [("fine", 0, 0), ("fine", 0, 1), ("fine", 0, 2), ("fine", 0, 3)], jobs=1)
     assert next(ended) == (("fine", 0, 0), {"n": 0})
     assert begun.qsize() < 4

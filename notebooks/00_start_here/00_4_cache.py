@@ -36,6 +36,7 @@ import json
 import os
 import re
 import warnings
+import zipfile
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from importlib.resources import files
@@ -203,13 +204,16 @@ def kept_bytes(key, result):
 # %%
 #@save
 def open_kept(content, key):
-    """[result] of a kept file's bytes; [] if they are damaged or of another key."""
+    """[result] of a kept file's bytes; [] if they are damaged, of another key, or no such file at all."""
     if hashlib.sha256(content[32:]).digest() != content[:32]:
         return []
-    archive = np.load(io.BytesIO(content[32:]), allow_pickle=False)
-    said = json.loads(archive['said'].tobytes())
-    arrays = [archive[f'a{n}'] for n in range(len(archive.files) - 1)]
-    return [put_together(said['result'], arrays)] if said['key'] == key else []
+    try:
+        archive = np.load(io.BytesIO(content[32:]), allow_pickle=False)
+        said = json.loads(archive['said'].tobytes())
+        arrays = [archive[f'a{n}'] for n in range(len(archive.files) - 1)]
+        return [put_together(said['result'], arrays)] if said['key'] == key else []
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile):
+        return []
 
 
 # %%

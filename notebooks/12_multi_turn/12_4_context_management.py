@@ -304,7 +304,8 @@ def with_samples(episode, first=0):
     """The trajectory of a finished ContextEpisode, with its calls from number `first` on as samples."""
     traj = make_trajectory(episode)
     samples = [call_sample(traj, k, episode.context) for k in range(first, traj.info['n_turns'])]
-    return ContextTrajectory(**vars(traj), samples=samples)
+    return ContextTrajectory(traj.ids, traj.action_mask, traj.logp, traj.reward, traj.info, traj.owner, traj.turn,
+                             traj.tok, samples)
 
 
 # %%
