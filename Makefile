@@ -51,7 +51,6 @@ $(PEERS_STAMP): pyproject.toml tools/peers-requirements.txt
 
 figures: $(STAMP)
 	@$(RUN) -m tools.export
-	@$(RUN) -m tools.warm
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --figures --jobs $(JOBS)
 
@@ -60,7 +59,6 @@ test: $(STAMP)
 
 notebooks: $(STAMP)
 	@$(RUN) -m tools.export
-	@$(RUN) -m tools.warm
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --jobs $(JOBS) $(NOTEBOOKS)
 

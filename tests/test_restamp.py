@@ -9,12 +9,12 @@ from agentrl.arms import Study, read_runs, store_run
 from agentrl.versions import code_version
 from tools import restamp, sweep, sweep_check, weights
 
-RATE = [1.0]
+RATE = {"rate": 1.0}
 
 
 def train(arm, seed, base):
-    history = [{"step": step, "reward": RATE[0] * (seed + step) / 7} for step in range(3)]
-    return {"heldout": {"passes": seed, "pass_rate": RATE[0] * seed / 3}, "history": history}
+    history = [{"step": step, "reward": RATE["rate"] * (seed + step) / 7} for step in range(3)]
+    return {"heldout": {"passes": seed, "pass_rate": RATE["rate"] * seed / 3}, "history": history}
 
 
 STUDY = Study("stub", {"fine": {}, "with, comma": {"clip": 0.3}}, train)
@@ -72,7 +72,7 @@ def test_a_neutral_change_moves_the_versions_and_nothing_else(code, tmp_path):
 def test_one_difference_and_nothing_is_restamped(code, tmp_path, monkeypatch):
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.csv")}
     code["set"]("b")
-    monkeypatch.setitem(RATE, 0, 1 + 1e-5)
+    monkeypatch.setitem(RATE, "rate", 1 + 1e-5)
     status, said = run(*REASON, "--draw", "6")
     assert status == 1 and "nothing was restamped" in said
     assert "stub: arm='with, comma' base=0 seed=1: history: reward" in said
