@@ -16,7 +16,7 @@ PEERS_STAMP := .venv-peers/.stamp
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
-	@echo "make test       run every check"
+	@echo "make test       run every check (ARGS='style unit': these steps)"
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
 	@echo "make book       make static pages of the notebooks, to read and search in a browser (.site/html)"
@@ -66,7 +66,7 @@ figures: $(STAMP)
 	@$(RUN) -m tools.execute --figures --jobs $(JOBS)
 
 test: $(STAMP)
-	@$(RUN) -m tools.check
+	@$(RUN) -m tools.check $(ARGS)
 
 notebooks: $(STAMP)
 	@$(RUN) -m tools.export
