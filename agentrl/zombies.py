@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_3_retries_and_zombies.py. Do not edit: change it there, then `make export`.
-# Body: af469bcdf08481b9
+# Body: eef4989a31b5bac0
 """13.3 A retry makes a zombie."""
 
 import heapq
@@ -190,7 +190,8 @@ def queue_hours(cfg, hours=24, seed=0):
 def queue_means(cfg, seed=0, hours=30, first=12):
     """Means over the hours from `first` on, when the queue has settled."""
     rows = queue_hours(cfg, hours, seed)[first:]
-    return {name: reduce(add, (row[name] for row in rows), 0.0) / len(rows) for name in rows[0] if name != 'hour'}
+    return {name: reduce(add, (row[name] for row in rows), 0.0) / len(rows)
+            for name in rows[0] if name != 'hour'}
 
 
 # 13_staying_alive/13_3_retries_and_zombies, cell 13

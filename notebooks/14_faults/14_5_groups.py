@@ -145,7 +145,8 @@ from operator import add
 
 group = torch.tensor([0.95] + 7 * [0.35], dtype=torch.float64)
 same = torch.zeros(8)  # all in group 0
-equal = torch.tensor([-0.05 * 6, reduce(add, 6 * [-0.05])] * 4, dtype=torch.float64)  # `sum` would depend on the Python
+added = reduce(add, 6 * [-0.05])  # `sum` rounds differently from Python 3.12 on
+equal = torch.tensor([-0.05 * 6, added] * 4, dtype=torch.float64)
 naive = (equal - equal.mean()) / equal.std()
 print('leave one out:', check_group_spread(leave_one_out_advantages(group), group, same))
 print('equal rewards:', check_group_spread(naive, equal, same))
