@@ -1,8 +1,10 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: 9bca52ac43d58dd5
+# Body: ae0b5b16f6a4e60d
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from tqdm import tqdm
@@ -66,7 +68,7 @@ def behavior_stats(trajs):
     return {
         'episodes': n, 'passes': total('hidden_pass'), 'submits': total('submitted'), 'calls': calls,
         'pass_rate': total('hidden_pass') / n, 'submit_rate': total('submitted') / n,
-        'reward': sum(traj.reward for traj in trajs) / n,
+        'reward': reduce(add, (traj.reward for traj in trajs), 0.0) / n,
         'reads': total('n_reads') / n, 'tests': total('n_tests') / n, 'edits': total('n_edits') / n,
         'turns': calls / n, 'malformed': total('n_invalid') / calls,
         'tokens': sum(len(traj.ids) for traj in trajs) / n,
@@ -107,7 +109,7 @@ def rl_update(policy, opt, batch, advantages, cfg, log_probs=action_log_probs):
         for first in range(cfg.minibatches):
             rows = torch.arange(len(batch['ids']))[first::cfg.minibatches]
             steps.append(minibatch_step(policy, opt, take_rows(batch, rows), cfg, log_probs))
-    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+    return {name: reduce(add, (step[name] for step in steps), 0.0) / len(steps) for name in steps[0]}
 
 
 # 09_grpo/09_2_training_loop, cell 8

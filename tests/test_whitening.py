@@ -2,6 +2,8 @@
 
 import math
 import statistics
+from functools import reduce
+from operator import add
 
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_equal_values_give_exact_zeros(seed, value):
 
 @pytest.mark.parametrize("kept", [[0, 0, 0], [1, 0, 0], [1, 1, 1]])
 def test_a_spread_of_the_last_bit_leaves_no_residue(kept):
-    multiplied, added = -0.05 * 6, sum([-0.05] * 6)
+    multiplied, added = -0.05 * 6, reduce(add, 6 * [-0.05])
     assert multiplied != added
     x = torch.tensor([[multiplied, added, multiplied]], dtype=torch.float64)
     assert masked_whiten(x, torch.tensor([kept])).tolist() == [[0.0, 0.0, 0.0]]

@@ -110,7 +110,10 @@ print('100 random masks agree with the loop:', worst < 1e-12)
 # value; none. The naive formula finds a deviation in the first.
 
 # %%
-multiplied, added = -0.05 * 6, sum([-0.05] * 6)
+from functools import reduce
+from operator import add
+
+multiplied, added = -0.05 * 6, reduce(add, 6 * [-0.05])  # `sum` rounds differently from Python 3.12 on
 pair = torch.tensor([[multiplied, added, 0.7]], dtype=torch.float64)
 print('difference', f'{abs(multiplied - added):.1e}')
 print('naive     ', [round(value, 3) for value in whiten_in_loops([multiplied, added])])

@@ -28,6 +28,8 @@
 # %%
 #@save training
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from tqdm import tqdm
@@ -103,7 +105,8 @@ for wrong in mistakes:
 # ## What the agent does
 #
 # A pass rate says that something changed, behaviour says what. All of it is read from `info`, averaged over
-# episodes; counts come along so that intervals can be computed. `malformed` is a rate a call.
+# episodes; counts come along so that intervals can be computed. `malformed` is a rate a call. Floats are
+# added up by `reduce`, from left to right, since `sum` gives them other last digits from Python 3.12 on.
 
 # %%
 #@save
@@ -116,7 +119,7 @@ def behavior_stats(trajs):
     return {
         'episodes': n, 'passes': total('hidden_pass'), 'submits': total('submitted'), 'calls': calls,
         'pass_rate': total('hidden_pass') / n, 'submit_rate': total('submitted') / n,
-        'reward': sum(traj.reward for traj in trajs) / n,
+        'reward': reduce(add, (traj.reward for traj in trajs), 0.0) / n,
         'reads': total('n_reads') / n, 'tests': total('n_tests') / n, 'edits': total('n_edits') / n,
         'turns': calls / n, 'malformed': total('n_invalid') / calls,
         'tokens': sum(len(traj.ids) for traj in trajs) / n,
@@ -185,7 +188,7 @@ def rl_update(policy, opt, batch, advantages, cfg, log_probs=action_log_probs):
         for first in range(cfg.minibatches):
             rows = torch.arange(len(batch['ids']))[first::cfg.minibatches]
             steps.append(minibatch_step(policy, opt, take_rows(batch, rows), cfg, log_probs))
-    return {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+    return {name: reduce(add, (step[name] for step in steps), 0.0) / len(steps) for name in steps[0]}
 
 
 def minibatch_step(policy, opt, minibatch, cfg, log_probs):

@@ -32,6 +32,8 @@ import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from openai import APITimeoutError, OpenAI
 
@@ -313,7 +315,8 @@ for _ in range(6):
 def queue_means(cfg, seed=0, hours=30, first=12):
     """Means over the hours from `first` on, when the queue has settled."""
     rows = queue_hours(cfg, hours, seed)[first:]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name != 'hour'}
+    return {name: reduce(add, (row[name] for row in rows), 0.0) / len(rows)
+            for name in rows[0] if name != 'hour'}
 
 
 def fit_capacity(active, low=0.2, high=0.3, steps=6, **settings):
