@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 16c5c018f3eacd68
+# Body: 35da02250d1e6c29
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -285,6 +285,7 @@ __all__ = [
     "charge_truncation",
     "check_action_mask",
     "check_band",
+    "check_batch",
     "check_budget",
     "check_call",
     "check_call_advantages",
@@ -899,6 +900,7 @@ _HOME = {
     "init_weights": "model",
     "check_sizes": "model",
     "check_heads": "model",
+    "check_batch": "model",
     "check_ids": "model",
     "check_positive": "model",
     "selected_log_probs": "model",
@@ -990,6 +992,7 @@ _HOME = {
     "reinforce_loss": "gradient",
     "NO_SPREAD": "gradient",
     "same_within": "gradient",
+    "check_switch": "gradient",
     "AGGREGATIONS": "aggregation",
     "loss_weights": "aggregation",
     "aggregate": "aggregation",
@@ -1063,7 +1066,6 @@ _HOME = {
     "check_whiten": "whitening",
     "masked_whiten": "whitening",
     "check_groups": "advantages",
-    "check_switch": "advantages",
     "group_advantages": "advantages",
     "compare_kept": "advantages",
     "compute_advantages": "advantages",

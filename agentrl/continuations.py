@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/07_advantages/07_5_continuations.py. Do not edit: change it there, then `make export`.
-# Body: 4be1a20e5b61b2d8
+# Body: 2a6eb124c04abdc4
 """7.5 Ask what a state is worth by playing on from it."""
 
 import copy
@@ -89,9 +89,11 @@ def continuation_returns(starts, continued):
 
 # 07_advantages/07_5_continuations, cell 11
 def mean_and_error(returns):
-    """Estimated value of each start and its standard error, [S] each, of returns [S, n] with n >= 2."""
-    if returns.dim() != 2 or returns.shape[1] < 2:
+    """Estimated value of each start and its standard error, [S] each, of finite returns [S, n] with n >= 2."""
+    if returns.dim() != 2 or not len(returns) or returns.shape[1] < 2:
         raise ValueError(f'returns have shape {list(returns.shape)}; an error needs 2 or more of each start')
+    if not returns.isfinite().all():
+        raise ValueError(f'returns hold {returns[~returns.isfinite()][0].item()}; all must be finite')
     return returns.mean(1), returns.std(1) / returns.shape[1] ** 0.5
 
 
@@ -101,4 +103,7 @@ def call_advantages(rewards, values):
     if rewards.dim() != 1 or values.shape != (len(rewards) + 1,):
         raise ValueError(f'rewards have shape {list(rewards.shape)}, values {list(values.shape)}; allowed: [K] and '
                          '[K + 1], a value before each call and one after the last')
+    for name, x in (('rewards', rewards), ('values', values)):
+        if not x.isfinite().all():
+            raise ValueError(f'{name} hold {x[~x.isfinite()][0].item()}; all must be finite')
     return rewards + values[1:] - values[:-1]

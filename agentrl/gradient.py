@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/06_policy_gradient/06_1_gradient_and_mask.py. Do not edit: change it there, then `make export`.
-# Body: 673e18aab1b428ae
+# Body: ec5844d6bc83f046
 """6.1 Train on the tokens that the policy chose."""
 
 import torch
@@ -65,3 +65,10 @@ def same_within(low, high, dtype, share=NO_SPREAD):
     if dtype.is_floating_point:
         share = max(share, 16 * torch.finfo(dtype).eps)
     return high - low <= share * torch.maximum(low.abs(), high.abs()).clamp(min=1)
+
+
+# 06_policy_gradient/06_1_gradient_and_mask, cell 17
+def check_switch(name, value):
+    """ValueError unless value is True or False: the text 'False', say, counts as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f'{name}={value!r} must be True or False')

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
-# Body: 699d6b9f1dd206bb
+# Body: 7827b2a90bdd2381
 """3.2 Build TinyAgent and read each token once."""
 
 from dataclasses import dataclass, replace
@@ -142,6 +142,7 @@ class TinyAgent(nn.Module):
         init_weights(self, torch.Generator().manual_seed(seed))
     def forward(self, ids):
         """Logits [B, T, V] for the token after each of ids [B, T]."""
+        check_batch(ids)
         check_ids(self, ids, ids.shape[1])
         return self.head(self.hidden(ids))
     def hidden(self, ids):
@@ -200,6 +201,13 @@ def check_heads(d, n_heads):
 
 
 # 03_model/03_2_tiny_agent, cell 10
+def check_batch(ids):
+    """ValueError unless ids are [B, T]."""
+    if ids.dim() != 2:
+        raise ValueError(f'ids have shape {list(ids.shape)}; allowed: [B, T]')
+
+
+# 03_model/03_2_tiny_agent, cell 10
 def check_ids(model, ids, length):
     """ValueError if the batch is longer than the context or holds a word the model has no row for."""
     if ids.is_floating_point() or ids.dtype == torch.bool:
@@ -230,5 +238,6 @@ def selected_log_probs(logits, ids):
 # 03_model/03_2_tiny_agent, cell 13
 def sequence_log_probs(model, ids, temperature=1.0):
     """log p(ids[:, t+1] | ids[:, :t+1]) at the given temperature: [B, T] -> [B, T-1]."""
+    check_batch(ids)
     check_positive('temperature', temperature)
     return selected_log_probs(model(ids[:, :-1]) / temperature, ids[:, 1:])

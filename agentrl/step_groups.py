@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/07_advantages/07_4_step_groups.py. Do not edit: change it there, then `make export`.
-# Body: 84d7d39089ecab99
+# Body: 20e2350174dba3ba
 """7.4 Compare only calls that were made in the same state."""
 
 import hashlib
@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from agentrl.episodes import OWNER
-from agentrl.gradient import keep_only, same_within
+from agentrl.gradient import check_switch, keep_only, same_within
 from agentrl.tasks import canonical_source, rename
 
 
@@ -45,8 +45,9 @@ def step_advantages(returns, keys, std_normalize=True):
 
     The return minus the group's mean, divided if std_normalize by its sample standard deviation. A call
     without company, or whose group's returns differ by rounding only (section 6.1), gets exactly 0. ValueError
-    for another number of keys, and for returns that are not finite.
+    for another number of keys, for returns that are not finite, and for a std_normalize that is no truth value.
     """
+    check_switch('std_normalize', std_normalize)
     dtype = returns.dtype if isinstance(returns, torch.Tensor) else torch.float64
     returns = torch.as_tensor(returns, dtype=torch.float64)
     if returns.shape != (len(keys),):
@@ -83,6 +84,9 @@ def step_group_advantages(episode, step, turn, mask, weight=1.0):
     if step.shape != (n_calls.sum(),) or not 0 <= weight < float('inf'):
         raise ValueError(f'{step.numel()} step advantages, weight {weight}; allowed: {int(n_calls.sum())}, one '
                          'for each call of the batch, and a finite weight of at least 0')
+    for name, x in (('episode', episode), ('step', step)):
+        if not x.isfinite().all():
+            raise ValueError(f'{name} advantages hold {x[~x.isfinite()][0].item()}; all must be finite')
     place = (n_calls.cumsum(0) - n_calls)[:, None] + turn[:, 1:]                              # [B, T-1]
     tokens = episode[:, None] + weight * step[place.where(mask.bool(), 0)]
     return keep_only(tokens, mask)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_2_training_loop.py. Do not edit: change it there, then `make export`.
-# Body: 49b6fc1573e81665
+# Body: bf9859af66741039
 """9.2 Train: sample groups, compare, update, repeat."""
 
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from agentrl.advantages import check_switch, compute_advantages
+from agentrl.advantages import compute_advantages
 from agentrl.aggregation import AGGREGATIONS, loss_weights
 from agentrl.environment import check_count, make_env
 from agentrl.episodes import collate, length_buckets, take_rows
+from agentrl.gradient import check_switch
 from agentrl.model import check_positive
 from agentrl.packing import action_log_probs
 from agentrl.ppo import check_shapes, clip_fraction, clipped_loss

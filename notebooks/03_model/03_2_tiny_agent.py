@@ -215,6 +215,7 @@ class TinyAgent(nn.Module):
         init_weights(self, torch.Generator().manual_seed(seed))
     def forward(self, ids):
         """Logits [B, T, V] for the token after each of ids [B, T]."""
+        check_batch(ids)
         check_ids(self, ids, ids.shape[1])
         return self.head(self.hidden(ids))
     def hidden(self, ids):
@@ -276,6 +277,12 @@ def check_heads(d, n_heads):
     """ValueError if the width does not divide into heads."""
     if d % n_heads:
         raise ValueError(f'd={d} must be a multiple of n_heads={n_heads}')
+
+
+def check_batch(ids):
+    """ValueError unless ids are [B, T]."""
+    if ids.dim() != 2:
+        raise ValueError(f'ids have shape {list(ids.shape)}; allowed: [B, T]')
 
 
 def check_ids(model, ids, length):
@@ -340,6 +347,7 @@ def selected_log_probs(logits, ids):
 
 def sequence_log_probs(model, ids, temperature=1.0):
     """log p(ids[:, t+1] | ids[:, :t+1]) at the given temperature: [B, T] -> [B, T-1]."""
+    check_batch(ids)
     check_positive('temperature', temperature)
     return selected_log_probs(model(ids[:, :-1]) / temperature, ids[:, 1:])
 

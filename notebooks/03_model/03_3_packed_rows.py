@@ -100,6 +100,8 @@ def hidden_where(model, ids, length, where):
     if ids.dim() != 2 or where.shape != ids.shape or length.shape != ids.shape[:1]:
         raise ValueError(f'ids, where, length: shapes {[list(x.shape) for x in (ids, where, length)]}; allowed: '
                          '[B, T], [B, T], [B]')
+    if len(length) and not 0 <= int(length.min()) <= int(length.max()) <= ids.shape[1]:
+        raise ValueError(f'length goes from {length.min()} to {length.max()}; rows of ids have {ids.shape[1]} tokens')
     order, shapes = pack(length)
     inside = torch.arange(ids.shape[1]) < length[order, None]                     # [B, T]
     chosen = where[order]                                                         # [B, T]

@@ -280,7 +280,8 @@ print('sampled', (-2 * slope).numpy().round(2))
 # and 9.1 divide by the spread of such numbers, so they must know when there is none. How much rounding can do
 # depends on the size of the numbers and on their type: at $10^7$ neighbours in double precision are
 # $2 \cdot 10^{-9}$ apart, in single precision a whole unit. Numbers below 1 are taken as sums of terms of size
-# 1, because 1 − 5 · 0.2 leaves a rounding error of the 1 and not of the 0.
+# 1, because 1 − 5 · 0.2 leaves a rounding error of the 1 and not of the 0. Whether they divide at all is a switch
+# there; a text such as `'False'` would turn it on, so it is refused.
 
 # %%
 #@save
@@ -295,6 +296,12 @@ def same_within(low, high, dtype, share=NO_SPREAD):
     if dtype.is_floating_point:
         share = max(share, 16 * torch.finfo(dtype).eps)
     return high - low <= share * torch.maximum(low.abs(), high.abs()).clamp(min=1)
+
+
+def check_switch(name, value):
+    """ValueError unless value is True or False: the text 'False', say, counts as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f'{name}={value!r} must be True or False')
 
 
 # %%

@@ -229,9 +229,11 @@ def continuation_returns(starts, continued):
 
 
 def mean_and_error(returns):
-    """Estimated value of each start and its standard error, [S] each, of returns [S, n] with n >= 2."""
-    if returns.dim() != 2 or returns.shape[1] < 2:
+    """Estimated value of each start and its standard error, [S] each, of finite returns [S, n] with n >= 2."""
+    if returns.dim() != 2 or not len(returns) or returns.shape[1] < 2:
         raise ValueError(f'returns have shape {list(returns.shape)}; an error needs 2 or more of each start')
+    if not returns.isfinite().all():
+        raise ValueError(f'returns hold {returns[~returns.isfinite()][0].item()}; all must be finite')
     return returns.mean(1), returns.std(1) / returns.shape[1] ** 0.5
 
 
@@ -312,6 +314,9 @@ def call_advantages(rewards, values):
     if rewards.dim() != 1 or values.shape != (len(rewards) + 1,):
         raise ValueError(f'rewards have shape {list(rewards.shape)}, values {list(values.shape)}; allowed: [K] and '
                          '[K + 1], a value before each call and one after the last')
+    for name, x in (('rewards', rewards), ('values', values)):
+        if not x.isfinite().all():
+            raise ValueError(f'{name} hold {x[~x.isfinite()][0].item()}; all must be finite')
     return rewards + values[1:] - values[:-1]
 
 

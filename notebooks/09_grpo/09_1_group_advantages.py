@@ -29,7 +29,7 @@
 #@save advantages
 import torch
 
-from agentrl.gradient import keep_only, same_within
+from agentrl.gradient import check_kept, check_switch, keep_only, same_within
 
 # %% [markdown]
 # ## One group by hand
@@ -91,18 +91,12 @@ def check_groups(rewards, group_size):
     """Raise ValueError unless rewards [B] are finite and B is a multiple of group_size >= 2."""
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 2:
         raise ValueError(f'group_size is {group_size}; allowed: 2 or more, one episode has no sibling')
-    if rewards.dim() != 1 or len(rewards) % group_size:
+    if rewards.dim() != 1 or not len(rewards) or len(rewards) % group_size:
         raise ValueError(f'rewards have shape {list(rewards.shape)}; allowed is [B] with B a multiple of '
                          f'group_size {group_size}, the episodes of a group side by side')
     if not rewards.isfinite().all():
         row = (~rewards.isfinite()).nonzero()[0].item()
         raise ValueError(f'reward {rewards[row].item()} in row {row}; rewards must be finite')
-
-
-def check_switch(name, value):
-    """ValueError unless value is True or False: the text 'False', say, counts as true."""
-    if not isinstance(value, bool):
-        raise ValueError(f'{name}={value!r} must be True or False')
 
 
 # %% [markdown]
@@ -267,7 +261,13 @@ pd.DataFrame(table, index=rows).rename_axis(columns='group size').round(5)
 # %%
 #@save
 def compare_kept(rewards, kept, cfg):
-    """Group advantages [B] of the kept episodes among themselves; 0 for the others and for one left alone."""
+    """Group advantages [B] of the kept episodes among themselves; 0 for the others and for one left alone.
+
+    ValueError unless rewards and kept are both [B], and the rewards of kept episodes are finite.
+    """
+    if rewards.dim() != 1 or not len(rewards) or kept.shape != rewards.shape:
+        raise ValueError(f'rewards have shape {list(rewards.shape)}, kept {list(kept.shape)}; both must be [B]')
+    check_kept(kept, rewards=rewards)
     advantages = torch.zeros_like(rewards)
     for rows in torch.arange(len(rewards)).split(cfg.group_size):
         rows = rows[kept[rows]]

@@ -32,10 +32,11 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from agentrl.advantages import check_switch, compute_advantages
+from agentrl.advantages import compute_advantages
 from agentrl.aggregation import AGGREGATIONS, loss_weights
 from agentrl.environment import check_count, make_env
 from agentrl.episodes import collate, length_buckets, take_rows
+from agentrl.gradient import check_switch
 from agentrl.model import check_positive
 from agentrl.packing import action_log_probs
 from agentrl.ppo import check_shapes, clip_fraction, clipped_loss
