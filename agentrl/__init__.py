@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 35da02250d1e6c29
+# Body: c25a967b0359f66a
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -1056,8 +1056,8 @@ _HOME = {
     "lab_path": "credit_lab",
     "lab_results": "credit_lab",
     "MAX_LOG_RATIO": "ppo",
-    "probability_ratio": "ppo",
     "check_shapes": "ppo",
+    "probability_ratio": "ppo",
     "check_clip": "ppo",
     "clipped_loss": "ppo",
     "clip_fraction": "ppo",

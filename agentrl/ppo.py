@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/08_ppo/08_1_clipped_update.py. Do not edit: change it there, then `make export`.
-# Body: 3ab1515e3ff65d44
+# Body: 6d7dfb48c2a2de94
 """8.1 Stop each token after a bounded step."""
 
 import torch
@@ -8,6 +8,15 @@ from agentrl.gradient import check_kept, keep_only, masked_mean
 
 # 08_ppo/08_1_clipped_update, cell 3
 MAX_LOG_RATIO = 20.0
+
+
+# 08_ppo/08_1_clipped_update, cell 4
+def check_shapes(**arrays):
+    """ValueError unless all of the named arrays have one shape [B, T-1]."""
+    shapes = {name: list(x.shape) for name, x in arrays.items()}
+    first = next(iter(shapes.values()))
+    if len(first) != 2 or any(shape != first for shape in shapes.values()):
+        raise ValueError(f'{", ".join(shapes)}: shapes {list(shapes.values())}; all must be [B, T-1]')
 
 
 # 08_ppo/08_1_clipped_update, cell 4
@@ -21,15 +30,6 @@ def probability_ratio(logp, old_logp, mask):
     if log_ratio.isnan().any():
         check_kept(mask, logp=logp, old_logp=old_logp)
     return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-# 08_ppo/08_1_clipped_update, cell 6
-def check_shapes(**arrays):
-    """ValueError unless all of the named arrays have one shape [B, T-1]."""
-    shapes = {name: list(x.shape) for name, x in arrays.items()}
-    first = next(iter(shapes.values()))
-    if len(first) != 2 or any(shape != first for shape in shapes.values()):
-        raise ValueError(f'{", ".join(shapes)}: shapes {list(shapes.values())}; all must be [B, T-1]')
 
 
 # 08_ppo/08_1_clipped_update, cell 6

@@ -226,8 +226,9 @@ def explained_variance(values, returns, mask):
         raise ValueError('values, returns, mask: shapes '
                          f'{[list(x.shape) for x in (values, returns, mask)]}; all must be equal')
     check_kept(mask, values=values, returns=returns)
-    values, returns = values[mask.bool()], returns[mask.bool()]
-    if not len(returns) or same_within(returns.amin(), returns.amax(), returns.dtype):
+    dtype = returns.dtype
+    values, returns = values[mask.bool()].double(), returns[mask.bool()].double()
+    if not len(returns) or same_within(returns.amin(), returns.amax(), dtype):
         raise ValueError(f'{len(returns)} kept returns without variance; explained variance needs returns '
                          'that differ: use more episodes')
     return 1 - ((returns - values).var(correction=0) / returns.var(correction=0)).item()

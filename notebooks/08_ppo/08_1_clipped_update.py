@@ -75,6 +75,14 @@ MAX_LOG_RATIO = 20.0
 
 # %%
 #@save
+def check_shapes(**arrays):
+    """ValueError unless all of the named arrays have one shape [B, T-1]."""
+    shapes = {name: list(x.shape) for name, x in arrays.items()}
+    first = next(iter(shapes.values()))
+    if len(first) != 2 or any(shape != first for shape in shapes.values()):
+        raise ValueError(f'{", ".join(shapes)}: shapes {list(shapes.values())}; all must be [B, T-1]')
+
+
 def probability_ratio(logp, old_logp, mask):
     """pi / pi_old [B, T-1], finite (log-ratio within ±MAX_LOG_RATIO); 1 without gradient where mask is 0.
 
@@ -109,14 +117,6 @@ print('log-ratio', [round(x, 3) for x in ratio[0].log().tolist()])
 
 # %%
 #@save
-def check_shapes(**arrays):
-    """ValueError unless all of the named arrays have one shape [B, T-1]."""
-    shapes = {name: list(x.shape) for name, x in arrays.items()}
-    first = next(iter(shapes.values()))
-    if len(first) != 2 or any(shape != first for shape in shapes.values()):
-        raise ValueError(f'{", ".join(shapes)}: shapes {list(shapes.values())}; all must be [B, T-1]')
-
-
 def check_clip(clip):
     """ValueError unless clip is a number above 0 (infinity: no clip)."""
     if isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip > 0:
