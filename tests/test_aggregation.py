@@ -111,3 +111,10 @@ def test_an_unknown_mode_is_named_with_what_is_allowed(mode):
         loss_weights(torch.ones(1, 1), mode)
     assert repr(mode) in str(error.value)
     assert all(name in str(error.value) for name in AGGREGATIONS)
+
+
+def test_weights_of_a_mask_without_rows_are_refused():
+    with pytest.raises(ValueError, match=r"mask has shape \[3\]; allowed: \[B, T-1\]"):
+        loss_weights(torch.ones(3), "token_mean")
+    with pytest.raises(ValueError, match=r"mask has shape \[1, 3\]; allowed: \[4, 3\]"):
+        aggregate(torch.ones(4, 3), torch.ones(1, 3), "token_mean")

@@ -575,3 +575,9 @@ def test_the_exercise_knows_right_from_wrong():
         raise NotImplementedError
 
     assert check_compaction(unwritten).startswith("not written yet")
+
+
+def test_views_before_the_first_call_are_refused():
+    for view in (lambda: cut_head([1], [1], [-1], -1, 8), lambda: mask_observations([1], [1], [-1], -1)):
+        with pytest.raises(ValueError, match="k=-1 must be"):
+            view()

@@ -149,3 +149,13 @@ def test_advantages_of_an_episode_add_up(calls):
     advantages = call_advantages(rewards, torch.cat([values, torch.zeros(1, dtype=torch.float64)]))
     assert advantages.sum().item() == pytest.approx(rewards.sum().item() - values[0].item(), abs=1e-9)
     assert advantages[-1].item() == pytest.approx(rewards[-1].item() - values[-1].item(), abs=1e-9)
+
+
+def test_one_value_is_not_stretched_over_the_calls():
+    with pytest.raises(ValueError, match=r"rewards have shape \[1\], values \[4\]"):
+        call_advantages(torch.zeros(1), torch.zeros(4))
+
+
+def test_no_continuation_is_refused():
+    with pytest.raises(ValueError, match="n=0 must be"):
+        continue_episodes(None, [], 0, None)

@@ -203,3 +203,24 @@ def test_padding_with_nothing_kept_is_all_zero():
     results = gae_advantages(torch.zeros(2, 3), torch.full((2, 3), math.nan), torch.zeros(2, 3), 1.0, 0.9)
     assert all(x.eq(0).all() for x in results)
     assert returns_to_go(pad(torch.zeros(2, 3), (0, 2)), torch.zeros(2, 5)).eq(0).all()
+
+
+def test_whole_numbers_are_not_cut_off():
+    rewards, values = torch.tensor([[0.0, 0.0, -1.0]], dtype=torch.float64), torch.tensor([[1, 2, 1]])
+    mask = torch.ones(1, 3)
+    right = gae_advantages(rewards, values.double(), mask, 0.9, 0.5)
+    for some in (rewards, rewards.long()):
+        found = gae_advantages(some, values, mask, 0.9, 0.5)
+        assert all(torch.equal(a, b) and a.dtype == torch.float64 for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_kept_numbers_that_are_not_finite_are_named(bad):
+    zeros, broken = (torch.full((1, 2), x, dtype=torch.float64) for x in (0.0, bad))
+    for rewards, values, name in ((broken, zeros, "rewards"), (zeros, broken, "values")):
+        with pytest.raises(ValueError, match=rf"{name} is {bad} at the kept position \[0, 0\]"):
+            gae_advantages(rewards, values, torch.ones(1, 2), 1.0, 1.0)
+    with pytest.raises(ValueError, match=f"rewards is {bad}"):
+        returns_to_go(broken, torch.ones(1, 2))
+    with pytest.raises(ValueError, match=f"verdict {bad} in row 0; .*finite"):
+        outcome_rewards([bad], torch.ones(1, 2))

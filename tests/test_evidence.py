@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -163,3 +165,25 @@ def test_repeats_are_evaluations_of_one_policy(monkeypatch):
     for seed in (3, 4):
         evidence.train_and_repeat("own draws", seed)
     assert len(set(calls)) == 2 * evidence.N_REPEATS
+
+
+@pytest.mark.parametrize("confidence", [95, 1, 0, -0.5, math.nan, "0.95", True])
+def test_a_confidence_outside_zero_and_one_is_refused(confidence):
+    for wrong in (lambda: interval(np.zeros((8, 2)), confidence=confidence), lambda: expanded_level(confidence, 8)):
+        with pytest.raises(ValueError, match="confidence=.*95% is 0.95"):
+            wrong()
+
+
+def test_a_score_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="1 missing"):
+        interval([[0.0, math.inf]] * 1)
+    with pytest.raises(ValueError, match="n=1"):
+        expanded_level(0.95, 1)
+
+
+@pytest.mark.parametrize(("found", "region"), [
+    ({"low": 0, "high": 1}, (1, 0)), ({"low": 0, "high": 1}, (math.nan, 1)), ({"low": 1, "high": 0}, (0, 1)),
+])
+def test_bounds_out_of_order_are_refused(found, region):
+    with pytest.raises(ValueError, match="lower bound"):
+        verdict(found, region)

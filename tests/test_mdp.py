@@ -321,3 +321,9 @@ def test_at_the_affordable_cost_an_attempt_is_worth_giving_up(pass_rate, calls):
 def test_an_attempt_that_is_none_is_refused(wrong):
     with pytest.raises(ValueError, match="pass_rate="):
         affordable_cost(*wrong)
+
+
+def test_half_a_turn_is_refused():
+    for turns in (2.5, True, float("nan")):
+        with pytest.raises(ValueError, match="whole number of turns"):
+            RepairRules(turns=turns)

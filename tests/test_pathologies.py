@@ -24,6 +24,7 @@ from agentrl.pathologies import (
     cap_words,
     check_cut_rewards,
     check_turns_left,
+    coasting_step,
     compare_kept,
     cost_at,
     cut_values,
@@ -374,7 +375,7 @@ def test_a_batch_of_cut_episodes_only_leaves_a_new_policy_alone():
     """Nothing is kept, so nothing may move; the share 0/0 of clipped tokens is stored as 0."""
     policy = chatty(likes=("read", "test"))
     before = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
-    history = train_rl(policy, TASKS, TOK, SMALL, steps=1, prepare=treated(mask_truncated))
+    history = train_rl(policy, TASKS, TOK, SMALL, steps=1, **CURES["truncation masked"](SMALL, 1))
     assert history[0]["submit_rate"] == 0 and isnan(history[0]["clip_fraction"])
     (row,) = without_nan(history)
     assert row == history[0] | {"clip_fraction": 0.0}
@@ -427,3 +428,16 @@ def test_the_check_of_turns_left_says_what_is_wrong(wrap, says):
 )
 def test_the_check_of_bootstrapping_says_what_is_wrong(rewards_of, says):
     assert says in check_cut_rewards(rewards_of)
+
+
+def test_the_arms_that_mask_coast_on_where_nothing_is_kept():
+    policy = torch.nn.Linear(2, 1)
+    opt = torch.optim.Adam(policy.parameters(), lr=0.1)
+    policy(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    before = policy.weight.detach().clone()
+    stats = coasting_step(policy, opt, {"action_mask": torch.zeros(2, 3)}, None, None)
+    assert (policy.weight != before).all() and stats["grad_norm"] == 0.0
+    assert without_nan([stats])[0]["clip_fraction"] == 0.0
+    for arm in ("truncation masked", "truncation dropped"):
+        assert CURES[arm](RLConfig(), 1)["update"].keywords == {"step": coasting_step}

@@ -112,3 +112,26 @@ def test_tokens_get_the_number_of_their_call():
     for wrong in ({"step": step[1:]}, {"weight": -1.0}):
         with pytest.raises(ValueError, match="step advantages"):
             step_group_advantages(**{"episode": episode, "step": step, "turn": turn, "mask": mask} | wrong)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_return_that_is_not_finite_is_named(bad):
+    with pytest.raises(ValueError, match=f"return of call 1 is {bad}"):
+        step_advantages([1, bad, 0, 1], ["a"] * 4)
+
+
+def test_equal_is_measured_against_size_and_type():
+    large = [1e7, math.nextafter(1e7, math.inf), 1e7, 1e7]
+    single = torch.tensor([0.35, 0.35, 0.35, 0.35], dtype=torch.float32)
+    single[0] = torch.nextafter(single[0], torch.tensor(1.0))
+    for returns in (large, single):
+        assert step_advantages(returns, ["a"] * 4).tolist() == [0.0] * 4
+
+
+def test_what_does_not_fit_together_is_refused():
+    turn, mask, step = torch.tensor([[-1, 0, 0]]), torch.ones(1, 2), torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"\[2\], \[1, 3\], \[1, 2\]"):
+        step_group_advantages(torch.zeros(2), step, turn, mask)
+    for weight in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"weight {weight}"):
+            step_group_advantages(torch.zeros(1), step, turn, mask, weight)

@@ -204,3 +204,30 @@ def test_the_repair_from_a_collapsed_ratio(rule, wanted):
     above = (xs > math.log(0.5)).nonzero()
     assert (above[0].item() if len(above) else None) == wanted
     assert (norms[0] == 0) == (rule == "IcePop")
+
+
+def test_metrics_of_nothing_are_refused_by_name():
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="mask keeps nothing"):
+        ratio_metrics(x, x, x, x)
+
+
+def test_a_mask_of_one_row_is_not_stretched():
+    x = torch.ones(4, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="shape"):
+        ratio_metrics(x, x, x, x[:1])
+    for function in (effective_sample_size, kl_terms, importance_ratio, averaged_log_ratio, summed_log_ratio):
+        with pytest.raises(ValueError, match=r"mask has shape \[1, 3\]"):
+            function(x, x[:1])
+
+
+def test_kept_numbers_that_are_not_finite_are_named():
+    x, broken = torch.ones(1, 2, dtype=torch.float64), torch.tensor([[1.0, math.nan]], dtype=torch.float64)
+    for names in (("log_ratio",), ("weights",), ("advantages",)):
+        arrays = {name: broken if name in names else x for name in ("log_ratio", "weights", "advantages")}
+        with pytest.raises(ValueError, match=f"{names[0]} is nan"):
+            ratio_metrics(**arrays, mask=x)
+    with pytest.raises(ValueError, match="weights is nan"):
+        effective_sample_size(broken, x)
+    with pytest.raises(ValueError, match="weights go down to -1"):
+        effective_sample_size(-x, x)

@@ -169,3 +169,17 @@ def test_what_does_not_fit_is_refused():
         turn_advantages(torch.ones(1, 2), torch.zeros(1, 2), torch.tensor([[1, 0]]), torch.zeros(1, 2).long(), 1.0, 1.0)
     with pytest.raises(ValueError, match="lam=2"):
         turn_advantages(x, x, ones, torch.zeros(2, 3, dtype=torch.long), 1.0, 2)
+
+
+def test_only_the_order_of_turn_numbers_counts():
+    mask = torch.tensor([[1, 1, 0, 1, 0, 1]])
+    rewards = torch.tensor([[0.0, 0.5, 0.0, -0.1, 0.0, 1.0]], dtype=torch.float64)
+    values = torch.tensor([[0.5, 0.1, 0.0, 0.7, 0.0, 0.2]], dtype=torch.float64)
+    small, large = torch.tensor([[0, 0, 0, 1, 1, 2]]), torch.tensor([[3, 3, 3, 40, 40, 10**12]])
+    found = (turn_advantages(rewards, values, mask, turn, 0.9, 0.8) for turn in (small, large))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_turns_with_a_fraction_are_refused():
+    with pytest.raises(ValueError, match="turn_ids are torch.float32"):
+        call_starts(torch.ones(1, 2), torch.zeros(1, 2))

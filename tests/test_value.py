@@ -124,3 +124,13 @@ def test_a_value_a_row_is_refused_also_in_a_square_batch():
     square = torch.zeros(3, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"\[3\].*\[B, T-1\]"):
         value_loss(square, square, torch.zeros(3), square, 0.2)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_kept_nan_is_named(at):
+    name = ("values", "old_values", "returns")[at]
+    arrays = [torch.zeros(1, 2, dtype=torch.float64) for _ in range(3)]
+    arrays[at][0, 1] = math.nan
+    assert value_loss(*arrays, torch.tensor([[1, 0]]), 0.2).item() == 0.0
+    with pytest.raises(ValueError, match=rf"{name} is nan at the kept position \[0, 1\]"):
+        value_loss(*arrays, torch.tensor([[1, 1]]), 0.2)

@@ -96,3 +96,19 @@ def test_a_kept_value_that_is_not_finite_is_refused(bad):
 def test_shapes_that_differ_are_refused():
     with pytest.raises(ValueError, match=r"\[2\].*\[2, 3\]"):
         masked_whiten(torch.zeros(2), torch.ones(2, 3))
+
+
+def test_equal_is_measured_against_size_and_type():
+    both = torch.ones(1, 2)
+    large = torch.tensor([[1e9, math.nextafter(1e9, math.inf)]], dtype=torch.float64)
+    single = torch.tensor([[sum([0.05] * 7), 0.35]], dtype=torch.float32) + torch.tensor([0.0, 3e-8])
+    assert masked_whiten(large, both).eq(0).all() and masked_whiten(single, both).eq(0).all()
+    assert masked_whiten(torch.tensor([[1e9, 1e9 + 20]], dtype=torch.float64), both).ne(0).all()
+
+
+def test_whole_numbers_and_a_negative_eps_are_refused():
+    with pytest.raises(ValueError, match="x is torch.int64"):
+        masked_whiten(torch.tensor([[1, 2]]), torch.ones(1, 2))
+    for eps in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="eps="):
+            masked_whiten(torch.zeros(1, 2), torch.ones(1, 2), eps)

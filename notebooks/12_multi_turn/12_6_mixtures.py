@@ -39,7 +39,7 @@ from agentrl.cache import cached
 from agentrl.environment import ACTIONS, EditBudgetEnv, parse_call, passes
 from agentrl.exercises import exercise
 from agentrl.rewards import make_reward
-from agentrl.sampling import draw_tasks, sample_groups
+from agentrl.sampling import copy_tasks, draw_tasks, sample_groups
 from agentrl.tasks import compact_source, make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, behavior_stats, group_batch, heldout_stats, train_rl
@@ -132,7 +132,7 @@ pd.DataFrame(rows, columns=['call', 'reward', 'terminated', 'stop', 'submitted',
 #@save
 def sample_named(policy, tasks, tok, cfg, generator, env_factory=make_mixed_env, n=None):
     """`sample_groups` for tasks of both formats, names drawn for each episode: list of Trajectory."""
-    copies = [task for task in tasks for _ in range(n or cfg.group_size)]
+    copies = copy_tasks(tasks, cfg.group_size if n is None else n)
     named = [draw_names(task, generator) for task in copies]
     return sample_groups(policy, named, tok, replace(cfg, fresh_names=False), generator, env_factory, n=1)
 

@@ -28,12 +28,13 @@
 # %%
 #@save pathologies
 from dataclasses import replace
+from functools import partial
 from math import isnan
 
 import gymnasium as gym
 import torch
 
-from agentrl.advantages import compute_advantages, group_advantages
+from agentrl.advantages import compare_kept, compute_advantages
 from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
@@ -41,10 +42,11 @@ from agentrl.critic import batch_values, critic_step, fit_critic, make_critic
 from agentrl.environment import make_env
 from agentrl.episodes import MAX_CALL_TOKENS, OWNER, Episode, collate, make_trajectory
 from agentrl.exercises import exercise
+from agentrl.gradient import keep_only
 from agentrl.sampling import CachedReader, run_episodes, sample_groups, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, evaluate, train_rl
+from agentrl.training import RLConfig, evaluate, minibatch_step, rl_update, train_rl
 
 # %% [markdown]
 # ## A cure is a part of the loop
@@ -68,7 +70,7 @@ def cure(arm, **settings):
 
 
 def without_nan(history):
-    """The history with clip_fraction 0 in place of 0/0: a minibatch kept no token, nothing was clipped."""
+    """The history with clip_fraction 0 in a step of which a minibatch kept no token (`coasting_step`)."""
     return [row | {'clip_fraction': 0.0 if isnan(row['clip_fraction']) else row['clip_fraction']}
             for row in history]
 
@@ -334,31 +336,50 @@ def charge_truncation(cfg, steps):
 
 
 def mask_truncated(batch, cut, cfg):
-    """No token of a truncated episode is trained on; its reward still counts in its group's mean."""
+    """No token of a truncated episode is trained on."""
     return batch | {'action_mask': batch['action_mask'] & ~cut[:, None]}
+
+
+def masked_advantages(batch, cut, cfg):
+    """Advantages [B, T-1] of what mask_truncated keeps, in groups whose means count the cut episodes too."""
+    return keep_only(compute_advantages(batch, cfg), mask_truncated(batch, cut, cfg)['action_mask'])
+
+# %% [markdown]
+# If a minibatch keeps nothing, `minibatch_step` of section 9.2 takes no step. The two arms that mask do: there
+# Adam's momentum carries the policy on, as it does in most trainers, and so a policy that has stopped
+# submitting keeps drifting.
+
+# %%
+#@save
+def coasting_step(policy, opt, minibatch, cfg, log_probs):
+    """minibatch_step, but Adam's momentum moves the weights where nothing is kept; clip_fraction nan then."""
+    if minibatch['action_mask'].any():
+        return minibatch_step(policy, opt, minibatch, cfg, log_probs)
+    for parameter in policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    opt.step()
+    return {'clip_fraction': float('nan'), 'grad_norm': 0.0}
+
+
+COASTING = partial(rl_update, step=coasting_step)
 
 
 @cure('truncation masked', wrong_submit=-1.0)
 def leave_out_truncation(cfg, steps):
-    """Truncated episodes are left out of the update."""
-    return {'prepare': treated(mask_truncated)}
+    """Truncated episodes are left out of the update, but not of their groups' means."""
+    def prepare(trajs, tok, cfg):
+        batch, cut = collate(trajs, tok.pad_id), is_truncated(trajs)
+        return mask_truncated(batch, cut, cfg), masked_advantages(batch, cut, cfg)
+
+    return {'prepare': prepare, 'update': COASTING}
 
 # %% [markdown]
 # Masked out of the update, its reward of 0 still counts in the mean of its group. One may also drop it from
-# the comparison. It looks like the same thing said more thoroughly, and it is not.
+# the comparison, by `compare_kept` of section 9.1. It looks like the same thing said more thoroughly, and it is
+# not.
 
 # %%
 #@save
-def compare_kept(rewards, kept, cfg):
-    """Group advantages [B] of the kept episodes among themselves; 0 for the others and for one left alone."""
-    advantages = torch.zeros_like(rewards)
-    for rows in torch.arange(len(rewards)).split(cfg.group_size):
-        rows = rows[kept[rows]]
-        if len(rows) > 1:
-            advantages[rows] = group_advantages(rewards[rows], len(rows), cfg.std_normalize)
-    return advantages
-
-
 @cure('truncation dropped', wrong_submit=-1.0)
 def drop_truncation(cfg, steps):
     """Truncated episodes are left out of the update and of the comparison with their siblings."""
@@ -367,7 +388,7 @@ def drop_truncation(cfg, steps):
         batch = mask_truncated(collate(trajs, tok.pad_id), cut, cfg)
         return batch, compare_kept(batch['reward'], ~cut, cfg)[:, None] * batch['action_mask']
 
-    return {'prepare': prepare}
+    return {'prepare': prepare, 'update': COASTING}
 
 # %%
 def pushes(right, wrong, cfg):
@@ -376,7 +397,7 @@ def pushes(right, wrong, cfg):
     batch, cut = {'reward': reward, 'action_mask': torch.ones(8, 1, dtype=torch.bool)}, reward == 0
     advantages = {'counted 0': compute_advantages(batch, cfg),
                   'priced': compute_advantages(price_truncated(batch, cut, cfg), cfg),
-                  'masked': compute_advantages(mask_truncated(batch, cut, cfg), cfg),
+                  'masked': masked_advantages(batch, cut, cfg),
                   'dropped': compare_kept(reward, ~cut, cfg)[:, None]}
     return {name: (a[~cut].sum().item(), a[cut].sum().item()) for name, a in advantages.items()}
 
