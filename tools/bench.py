@@ -12,8 +12,8 @@ kernels: the matrix products and the attention of ours, forward and backward, at
        clocked inside the same steps, run a second time.
 
 Both sample the same episodes, and the bench stops if they do not. The tests of the candidate programs have been
-executed before; what share of a fresh run's wall clock is spent waiting for them is measured apart. Times are seconds of the processor, which other
-programs disturb less than a clock's, and this machine's; ratios travel better.
+executed before; what share of a fresh run's wall clock is spent waiting for them is measured apart. Times are seconds
+of the processor, which other programs disturb less than a clock's, and this machine's; ratios travel better.
 """
 
 import time
