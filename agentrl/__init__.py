@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 1df0f315a4798740
+# Body: 16bac500e7db8064
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -12,6 +12,7 @@ __all__ = [
     "ADDRESS",
     "AFTER_CALL",
     "AGGREGATIONS",
+    "AHEAD",
     "ALL_FIELDS",
     "ARMS",
     "ARM_COLORS",
@@ -987,6 +988,7 @@ _HOME = {
     "MAX_OUTPUT": "testing",
     "LOOK_EVERY": "testing",
     "PATIENCE": "testing",
+    "AHEAD": "testing",
     "MAX_SOURCE": "testing",
     "run_tests": "testing",
     "REWARD_KINDS": "rewards",
