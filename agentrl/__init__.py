@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 569675abc9d25d99
+# Body: 01c2d69fcd21a265
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -171,6 +171,7 @@ __all__ = [
     "RepairRules",
     "RepairState",
     "Report",
+    "SAME",
     "SAME_RETURN",
     "SEEDS",
     "SEQUENCE_RATIOS",
@@ -1095,6 +1096,7 @@ _HOME = {
     "train_and_repeat": "evidence",
     "REPEATS": "evidence",
     "difference": "evidence",
+    "SAME": "evidence",
     "verdict": "evidence",
     "exercise": "exercises",
     "per_call_rewards": "call_credit",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
-# Body: 587a764e858ee605
+# Body: ef2a7be554ec01ea
 """9.7 Say how sure you are, over seeds and over tasks."""
 
 import numpy as np
@@ -134,9 +134,18 @@ def difference(one, other):
 
 
 # 09_grpo/09_7_evidence, cell 15
-def verdict(found, region):
-    """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high)."""
+SAME = 'the same within δ'
+
+
+# 09_grpo/09_7_evidence, cell 15
+def verdict(found, region, delta=0):
+    """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high).
+
+    With `delta`, an interval that the region leaves undecided but that lies inside (-delta, delta) is SAME.
+    """
     low, high = found['low'], found['high']
     if low > region[0] and high < region[1]:
         return 'holds'
-    return 'does not hold' if high <= region[0] or low >= region[1] else 'undecided'
+    if high <= region[0] or low >= region[1]:
+        return 'does not hold'
+    return SAME if -delta < low and high < delta else 'undecided'

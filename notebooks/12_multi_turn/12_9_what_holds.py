@@ -37,6 +37,7 @@ import pandas as pd
 import agentrl
 from agentrl.arms import Study
 from agentrl.evidence import (
+    SAME,
     difference,
     draw_seeds_and_tasks,
     interval,
@@ -51,9 +52,9 @@ from agentrl.plotting import book_results
 #
 # A claim is a number and the region in which it should lie, a row of `figures/claims.csv`. Where the book
 # says *hardly*, *about* or *few*, a bound had to be chosen; it stands in the row, and the rows were written
-# before we looked at any seed from 3 on. `number` is `study:arm:column`, to which an evaluation (`keep 1`) or
+# before we looked at any seed from 3 on, but for three that misread the book (see the end). `number` is `study:arm:column`, to which an evaluation (`keep 1`) or
 # a range of training steps (`35-39`) may be added; `minus` is subtracted, if there is one; `book` names the
-# book's value in the same way.
+# book's value in the same way. `delta` is the δ of section 9.7, for claims of a direction.
 
 # %%
 #@save
@@ -61,7 +62,7 @@ def read_claims(section=None):
     """The claims of figures/claims.csv, or those of a section; bounds that are left open are infinite."""
     path = Path(files('agentrl')).parent / 'figures' / 'claims.csv'
     claims = pd.read_csv(path, dtype={'section': str}).fillna(
-        {'low': -math.inf, 'high': math.inf, 'minus': '', 'book': '', 'book_minus': ''})
+        {'low': -math.inf, 'high': math.inf, 'delta': 0, 'minus': '', 'book': '', 'book_minus': ''})
     if section and section not in set(claims['section']):
         raise ValueError(f'section={section!r} has no claims; there are {list(claims["section"].unique())}')
     return claims[claims['section'] == section].reset_index(drop=True) if section else claims
@@ -138,11 +139,11 @@ def judge(claim, base=0, seeds=slice(None)):
     if claim['minus']:
         number = difference(number, read_number(claim['minus'], base))
         book -= read_book(claim['book_minus']) if claim['book_minus'] else 0
-    number, region = number.loc[seeds], (claim['low'], claim['high'])
+    number, region, delta = number.loc[seeds], (claim['low'], claim['high']), claim.get('delta', 0)
     found, wider = interval(number), ''
     if number.shape[1] > 1:
-        wider = verdict(interval(number, draw=draw_seeds_and_tasks), region)
-    return {'book': book} | found | {'verdict': verdict(found, region), 'for other tasks': wider}
+        wider = verdict(interval(number, draw=draw_seeds_and_tasks), region, delta)
+    return {'book': book} | found | {'verdict': verdict(found, region, delta), 'for other tasks': wider}
 
 
 def judge_all(claims, **how):
@@ -215,7 +216,7 @@ rows_of('12.7')
 # ## All of it in one picture
 #
 # A row a claim: the region in which its number should lie (shaded), ours with its interval, and the book's
-# value. Filled circles hold, crosses do not, open circles are undecided.
+# value. Filled circles hold, crosses do not, squares are the same within δ, open circles are undecided.
 
 # %%
 import matplotlib.pyplot as plt
@@ -223,7 +224,7 @@ import matplotlib.pyplot as plt
 from agentrl.plotting import save_figure, use_style
 
 MARKS = {'holds': ('o', '#0072B2', '#0072B2'), 'does not hold': ('X', '#D55E00', '#D55E00'),
-         'undecided': ('o', 'white', '#555555')}
+         SAME: ('s', '#009E73', '#009E73'), 'undecided': ('o', 'white', '#555555')}
 AXES = {'rate': 'a rate, or a difference of two', 'calls': 'calls an episode, or a difference',
         'tokens': 'tokens an episode, a difference'}
 
