@@ -5,9 +5,9 @@ import pytest
 from agentrl import evidence
 from agentrl.arms import GRPO, read_runs
 from agentrl.evidence import (
-    SAME,
     LEAST_SEEDS,
     RATES,
+    SAME,
     difference,
     draw_seeds,
     draw_seeds_and_tasks,
