@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_3_retries_and_zombies.py. Do not edit: change it there, then `make export`.
-# Body: c3a7897c11baf704
+# Body: 9123d577314ea082
 """13.3 A retry makes a zombie."""
 
 import heapq
@@ -186,7 +186,7 @@ def queue_hours(cfg, hours=24, seed=0):
 
 # 13_staying_alive/13_3_retries_and_zombies, cell 13
 def queue_means(cfg, seed=0, hours=30, first=12):
-    """Means over the hours from `first` on; the queue need not have settled by then."""
+    """Means over the hours from `first` on, when the queue has settled."""
     rows = queue_hours(cfg, hours, seed)[first:]
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name != 'hour'}
 

@@ -311,7 +311,7 @@ for _ in range(6):
 # %%
 #@save
 def queue_means(cfg, seed=0, hours=30, first=12):
-    """Means over the hours from `first` on; the queue need not have settled by then."""
+    """Means over the hours from `first` on, when the queue has settled."""
     rows = queue_hours(cfg, hours, seed)[first:]
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name != 'hour'}
 
