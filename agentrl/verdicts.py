@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_9_what_holds.py. Do not edit: change it there, then `make export`.
-# Body: 1b5a4db0d3624759
+# Body: 2a4eddd52d268526
 """12.9 Ask every claim of this chapter what the seeds say."""
 
 import math
@@ -12,15 +12,7 @@ import pandas as pd
 
 import agentrl
 from agentrl.arms import Study
-from agentrl.evidence import (
-    SAME,
-    difference,
-    draw_seeds_and_tasks,
-    interval,
-    stored_rows,
-    task_scores,
-    verdict,
-)
+from agentrl.evidence import difference, draw_seeds_and_tasks, interval, stored_rows, task_scores, verdict
 from agentrl.plotting import book_results
 
 

@@ -37,7 +37,6 @@ import pandas as pd
 import agentrl
 from agentrl.arms import Study
 from agentrl.evidence import (
-    SAME,
     difference,
     draw_seeds_and_tasks,
     interval,
@@ -221,6 +220,7 @@ rows_of('12.7')
 # %%
 import matplotlib.pyplot as plt
 
+from agentrl.evidence import SAME
 from agentrl.plotting import save_figure, use_style
 
 MARKS = {'holds': ('o', '#0072B2', '#0072B2'), 'does not hold': ('X', '#D55E00', '#D55E00'),
