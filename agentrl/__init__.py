@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 16bac500e7db8064
+# Body: 18f61739f795f867
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -178,6 +178,7 @@ __all__ = [
     "RepairRules",
     "RepairState",
     "Report",
+    "SAME",
     "SEEDS",
     "SEQUENCE_RATIOS",
     "SERVERS",
@@ -1199,6 +1200,7 @@ _HOME = {
     "train_and_repeat": "evidence",
     "REPEATS": "evidence",
     "difference": "evidence",
+    "SAME": "evidence",
     "verdict": "evidence",
     "exercise": "exercises",
     "per_call_rewards": "call_credit",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_2_credit_across_turns.py. Do not edit: change it there, then `make export`.
-# Body: 50e51a191fb02d2b
+# Body: 9bc0841e935159d6
 """12.2 Decide who gets the credit: the episode, the token or the call."""
 
 from fractions import Fraction
@@ -101,7 +101,7 @@ CREDIT_ARMS = {'token GAE': {'step_penalty': 0.05}, 'turn GAE': {'step_penalty':
 CREDIT = Study('credit', CREDIT_ARMS, train_critic_arm)
 
 
-# 12_multi_turn/12_2_credit_across_turns, cell 14
+# 12_multi_turn/12_2_credit_across_turns, cell 16
 @exercise
 def check_call_advantages(attempt):
     """Try `attempt(rewards, values)`, lists of K fractions, as A_k at gamma = lambda = 1: what is wrong, in words."""

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
-# Body: 12e5fe36892a54ed
+# Body: fc0444b4272451d6
 """9.7 Say how sure you are, over seeds and over tasks."""
 
 import numpy as np
@@ -145,14 +145,21 @@ def difference(one, other):
 
 
 # 09_grpo/09_7_evidence, cell 15
-def verdict(found, region):
+SAME = 'the same within δ'
+
+
+# 09_grpo/09_7_evidence, cell 15
+def verdict(found, region, delta=0):
     """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high).
 
-    An interval that is not there (nan) decides nothing. ValueError for bounds that are not in order.
+    With `delta`, an interval that the region leaves undecided but that lies inside (-delta, delta) is SAME. An
+    interval that is not there (nan) decides nothing. ValueError for bounds that are not in order.
     """
     low, high = found['low'], found['high']
     if not region[0] < region[1] or low > high:
         raise ValueError(f'interval from {low} to {high}, region {tuple(region)}: the lower bound of each comes first')
     if low > region[0] and high < region[1]:
         return 'holds'
-    return 'does not hold' if high <= region[0] or low >= region[1] else 'undecided'
+    if high <= region[0] or low >= region[1]:
+        return 'does not hold'
+    return SAME if -delta < low and high < delta else 'undecided'

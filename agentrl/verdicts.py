@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_9_what_holds.py. Do not edit: change it there, then `make export`.
-# Body: 07ee7c38037840a4
+# Body: 621f520e1bcaa2ca
 """12.9 Ask every claim of this chapter what the seeds say."""
 
 import math
@@ -25,7 +25,7 @@ def read_claims(section=None):
     """The claims of figures/claims.csv, or those of a section; bounds that are left open are infinite."""
     path = Path(files('agentrl')).parent / 'figures' / 'claims.csv'
     claims = pd.read_csv(path, dtype={'section': str}).fillna(
-        {'low': -math.inf, 'high': math.inf, 'minus': '', 'book': '', 'book_minus': ''})
+        {'low': -math.inf, 'high': math.inf, 'delta': 0, 'minus': '', 'book': '', 'book_minus': ''})
     if section and section not in set(claims['section']):
         raise ValueError(f'section={section!r} has no claims; there are {list(claims["section"].unique())}')
     return claims[claims['section'] == section].reset_index(drop=True) if section else claims
@@ -82,11 +82,11 @@ def judge(claim, base=0, seeds=slice(None)):
     if claim['minus']:
         number = difference(number, read_number(claim['minus'], base))
         book -= read_book(claim['book_minus']) if claim['book_minus'] else 0
-    number, region = number.loc[seeds], (claim['low'], claim['high'])
+    number, region, delta = number.loc[seeds], (claim['low'], claim['high']), claim.get('delta', 0)
     found, wider = interval(number), ''
     if number.shape[1] > 1:
-        wider = verdict(interval(number, draw=draw_seeds_and_tasks), region)
-    return {'book': book} | found | {'verdict': verdict(found, region), 'for other tasks': wider}
+        wider = verdict(interval(number, draw=draw_seeds_and_tasks), region, delta)
+    return {'book': book} | found | {'verdict': verdict(found, region, delta), 'for other tasks': wider}
 
 
 # 12_multi_turn/12_9_what_holds, cell 7

@@ -9,6 +9,7 @@ from agentrl.arms import GRPO, read_runs
 from agentrl.evidence import (
     LEAST_SEEDS,
     RATES,
+    SAME,
     difference,
     draw_seeds,
     draw_seeds_and_tasks,
@@ -145,6 +146,22 @@ def test_a_difference_is_paired_by_seed_and_task():
 )
 def test_verdicts(low, high, region, says):
     assert verdict({"low": low, "high": high}, region) == says
+
+
+@pytest.mark.parametrize(
+    "low, high, delta, says",
+    [
+        (-0.014, 0.006, 0.05, SAME),
+        (-0.014, 0.006, 0, "undecided"),  # without a δ nothing changes
+        (-0.05, 0.006, 0.05, "undecided"),  # δ itself is no longer the same
+        (-0.4, 0.006, 0.05, "undecided"),
+        (0.001, 0.006, 0.05, "holds"),  # δ takes no verdict back
+        (-0.014, -0.006, 0.05, "does not hold"),
+        (float("nan"), float("nan"), 0.05, "undecided"),
+    ],
+)
+def test_an_interval_inside_delta_is_the_same(low, high, delta, says):
+    assert verdict({"low": low, "high": high}, (0, float("inf")), delta) == says
 
 
 def test_repeats_are_evaluations_of_one_policy(monkeypatch):

@@ -449,7 +449,8 @@ print(check_single_share(my_single_share))
 # | multi-turn only passes no single-turn task | 0.251, interval 0.202 to 0.299: like blind guessing | does not hold |
 # | the mixture learns single-turn above the blind rate | 0.592, interval 0.565 to 0.618; the book 0.256 | holds, clearly |
 # | at some cost to multi-turn | 0.767 against 0.776, a difference of 0.009 (−0.022 to 0.039) | undecided, and small |
-# | half of the episodes are less of the loss under `token_mean` | 0.131 of the base's tokens; the book 0.19 | holds |
+# | half of the episodes are less of the loss under `token_mean` | 0.205 of the trained mixture's tokens, steps 30 to 39; the book 0.19, of its trained mixture | holds |
+# | the share moves as episodes change | 0.131 of the base's tokens, 0.205 at the end | holds |
 # | and half of it under `seq_mean` | 0.5 | holds |
 # | equal token weight (ours) | single-turn gains 0.054 (−0.036 to 0.143), multi-turn −0.005 | undecided |
 # | `seq_mean` (the exercise) | single-turn gains 0.052 (−0.019 to 0.123), multi-turn 0.006 | undecided |

@@ -57,7 +57,8 @@ from agentrl.training import RLConfig, heldout_stats, train_rl
 # Read the plan slowly and write down every way in which a call at deployment differs from all calls in
 # training:
 #
-# 1. **The budget** is larger. The policy cannot see it, so at first nothing should change.
+# 1. **The budget** is larger. No text shows it, and its end is what no policy can see coming unless it learned
+#    to count to six; so at first nothing should change.
 # 2. **Late states**: turns 7 to 12, with histories and positions that training never reached.
 # 3. **Placeholders**: an old observation is an empty pair of brackets, which the policy never saw.
 # 4. **Forgetting**: what was read long ago, and is still needed, is gone.

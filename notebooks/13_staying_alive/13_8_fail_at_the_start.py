@@ -164,9 +164,11 @@ print('  `step % -1 == 0` would say:', [step for step in range(10) if step % -1 
 # %% [markdown]
 # ## Limits that fit into each other
 #
-# A turn has to fit into a session, and a session into the model's window. In the public run the limits went
-# from 16384 a turn in a session of 131072 to 8192 in 65536; whether a window holds them is arithmetic, and
-# needs no GPU.
+# A turn has to fit into a session, and a session into the model's window: that is arithmetic, and needs no GPU.
+# In the public run the limits went from 16384 a turn in a session of 131072 to 8192 in 65536. No window is
+# named there, and the old session ran, so no check on windows would have helped: the session length is what
+# context parallelism divides, and so what decides the memory of activations on each rank. The two settings
+# serve here as numbers, against an invented window of 65536 tokens.
 
 # %%
 #@save
@@ -438,8 +440,12 @@ print(command('--study', 'grpo', '--arms', 'default', '--seeds', '0-2', '--bases
 #
 # Seven mistakes in one set of settings were told in one answer, before anything had started. A machine that
 # does not answer was given up after 0.3 seconds here, 3 by default, where the public run hung for 15.0
-# minutes without a word. Its old limits, 131072 tokens in a session, would not have fitted into a window of
-# 65536; its new ones do. Of nine runs seven were stored although one failed and one killed its worker; both
+# minutes without a word. There the head had chosen an address of its own by a default prefix, one that other
+# machines could not reach; to try it from the head itself, as `check_reachable` does, would have passed. So a
+# test of reach belongs on the workers, and the lesson of that run is another: no silent default for an
+# address. (Our launcher's `address=None` means this machine alone, and it says so; 127.0.0.1 and 0.0.0.0 pass
+# its check, too, and no worker elsewhere can use them.) The token check knows of a model's window only, not of
+# memory, which was that run's reason to halve its session. Of nine runs seven were stored although one failed and one killed its worker; both
 # were named with arm and seed. The resumed table was equal to an uninterrupted one. The public run's
 # direction (check first, with a bound, by name) is a matter of construction here, not of measurement.
 #
