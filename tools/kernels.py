@@ -3,7 +3,8 @@
 A notebook needs a kernel of its own, and a new Python spends two to three seconds of the processor on torch alone. The
 process that is forked has run nothing of the book, so a notebook finds what it would find after the same imports. It
 must not have threads, which a fork would lose: where libraries start some, kernels start as usual. It imports only
-libraries that do not look around while they are imported: pandas would see no kernel and shorten its tables.
+libraries that do not look around while they are imported: pandas would see no kernel and shorten its tables, and
+matplotlib would read no backend for figures.
 """
 
 import importlib
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 
 QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # else the allocator of pyarrow starts a thread
-LIBRARIES = ("torch._dynamo", "numpy", "scipy.stats", "pyarrow.compute", "matplotlib.pyplot", "ipykernel.kernelapp")
+LIBRARIES = ("torch._dynamo", "numpy", "scipy.stats", "pyarrow.compute", "ipykernel.kernelapp")
 
 
 def serve() -> None:
