@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.advantages import compare_kept, compute_advantages, group_advantages
@@ -43,7 +43,6 @@ def test_one_pass_in_eight_by_hand():
 
 
 @given(batches(), st.booleans())
-@settings(deadline=None)
 def test_agrees_with_the_loops(batch, std_normalize):
     rewards, size = batch
     assert group_advantages(rewards, size, std_normalize).tolist() == pytest.approx(
@@ -53,7 +52,6 @@ def test_agrees_with_the_loops(batch, std_normalize):
 
 @pytest.mark.parametrize("std_normalize", [True, False])
 @given(reward=st.floats(-3, 3), ulps=st.lists(st.integers(-3, 3), min_size=2, max_size=16))
-@settings(deadline=None)
 def test_a_group_without_spread_is_exactly_zero_in_spite_of_rounding(std_normalize, reward, ulps):
     rewards = [reward + n * math.ulp(reward) for n in ulps]
     assert group_advantages(rewards, len(rewards), std_normalize).tolist() == len(rewards) * [0.0]
@@ -75,7 +73,6 @@ def test_the_threshold_lets_a_real_difference_through():
 
 
 @given(batches(), st.data())
-@settings(deadline=None)
 def test_the_order_within_and_of_groups_does_not_matter(batch, data):
     rewards, size = batch
     a = group_advantages(rewards, size)
@@ -86,7 +83,6 @@ def test_the_order_within_and_of_groups_does_not_matter(batch, data):
 
 
 @given(batches())
-@settings(deadline=None)
 def test_sums_and_squares(batch):
     rewards, size = batch
     for group in group_advantages(rewards, size).reshape(-1, size):
@@ -95,7 +91,6 @@ def test_sums_and_squares(batch):
 
 
 @given(batches(), st.floats(0.1, 10), st.floats(-5, 5))
-@settings(deadline=None)
 def test_division_hides_the_scale_and_nothing_else_does(batch, scale, shift):
     rewards, size = batch
     moved = [scale * r + shift for r in rewards]
@@ -106,7 +101,6 @@ def test_division_hides_the_scale_and_nothing_else_does(batch, scale, shift):
 
 
 @given(batches(min_size=2))
-@settings(deadline=None)
 def test_leave_one_out(batch):
     rewards, size = batch
     plain = group_advantages(rewards, size, std_normalize=False)

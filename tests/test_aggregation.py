@@ -39,7 +39,7 @@ def test_episodes_of_one_and_nine_tokens(mode, short, long):
 
 @modes
 @given(mask=masks, seed=seeds)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_weights_are_the_loops(mode, mask, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(len(mask), len(mask[0]), generator=generator, dtype=torch.float64)
@@ -50,7 +50,7 @@ def test_weights_are_the_loops(mode, mask, seed):
 
 @modes
 @given(mask=masks, columns=st.integers(0, 3), rows=st.integers(0, 3), data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_padding_dropped_rows_and_row_order_change_no_weight(mode, mask, columns, rows, data):
     mask = torch.tensor(mask)
     order = data.draw(st.permutations(range(len(mask))))
@@ -74,7 +74,7 @@ def test_nothing_kept_gives_zeros_and_a_zero_gradient(mode):
 
 @modes
 @given(mask=masks, seed=seeds, data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_gradient_does_not_depend_on_the_split(mode, mask, seed, data):
     mask, generator = torch.tensor(mask), torch.Generator().manual_seed(seed)
     features = torch.randn(*mask.shape, 3, generator=generator, dtype=torch.float64)

@@ -53,7 +53,7 @@ def all_of(episode):
     return [getattr(episode, part) for part in PARTS] + [env.source, env.info, env.budget, env.task]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(CALLS), max_size=4), st.lists(st.sampled_from(CALLS), max_size=4))
 def test_a_copy_goes_on_like_a_deep_copy_and_leaves_the_original_alone(before, after):
     original = act(start(), *before)
@@ -85,7 +85,7 @@ def test_snapshots_lead_to_the_recorded_end():
         snapshots(trajs[0], EditBudgetEnv(), TASKS[6], 4)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.lists(st.sampled_from(range(5)), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 99))
 def test_the_shared_reader_samples_what_the_plain_one_does(which, n, seed):
     pool = [start(), act(start(2), "read"), act(start(), "test", "read"), act(start(), "submit"), act(start(), "test")]

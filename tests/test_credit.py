@@ -70,7 +70,7 @@ def test_returns_by_hand():
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_returns_are_the_double_loop(seed):
     rewards, _, mask = random_batch(seed)
     returns = returns_to_go(rewards, mask)
@@ -89,7 +89,7 @@ def test_a_reward_that_would_be_lost_is_refused(function, reward):
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_verdict_written_one_column_late_is_noticed(seed):
     """Unless the next column happens to be the policy's too, which it never is after a call."""
     _, _, mask = random_batch(seed)
@@ -109,7 +109,7 @@ def test_gae_by_hand():
 
 
 @given(seeds, factors, factors)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_gae_is_the_mixture_of_n_step_advantages(seed, gamma, lam):
     rewards, values, mask = random_batch(seed)
     advantages, returns = gae_advantages(rewards, values, mask, gamma, lam)
@@ -122,7 +122,7 @@ def test_gae_is_the_mixture_of_n_step_advantages(seed, gamma, lam):
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_ends_of_lambda(seed):
     rewards, values, mask = random_batch(seed)
     whole, returns = gae_advantages(rewards, values, mask, 1.0, 1.0)
@@ -133,7 +133,7 @@ def test_the_ends_of_lambda(seed):
 
 
 @given(seeds, factors, factors, st.sampled_from(GARBAGE), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_inserting_observations_changes_no_advantage(seed, gamma, lam, garbage, data):
     """Any number of columns at any places, whatever the critic says there; rows in another order."""
     rewards, values, mask = random_batch(seed)
@@ -156,7 +156,7 @@ def test_inserting_observations_changes_no_advantage(seed, gamma, lam, garbage, 
 
 
 @given(seeds, factors)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_what_comes_later_does_not_depend_on_what_came_before(seed, lam):
     rewards, values, mask = random_batch(seed)
     full, _ = gae_advantages(rewards, values, mask, 0.9, lam)

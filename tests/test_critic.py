@@ -90,7 +90,7 @@ def test_a_value_is_the_head_on_what_stands_before_the_token():
 
 
 @given(seeds, st.integers(1, 6))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_step_is_a_step_on_the_mean_squared_error_however_it_is_cut(seed, bucket_size):
     batch, returns = some_batch(seed)
     critic = some_critic(seed)

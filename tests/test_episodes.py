@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.environment import EditBudgetEnv
@@ -98,7 +98,6 @@ CALLS = (["submit"], ["read", "submit"], ["test", "test", "submit"], ["read"])
 TRAJS = [make_trajectory(played(*calls)) for calls in CALLS]
 
 
-@settings(deadline=None)
 @given(st.permutations(range(4)), st.integers(1, 4))
 def test_batches_hold_what_their_rows_hold(order, size):
     batch = collate([TRAJS[n] for n in order], TOK.pad_id)

@@ -43,7 +43,7 @@ def test_the_mean_of_one_position_is_its_value():
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_loss_is_the_double_loop(seed):
     logp, a, mask = random_batch(seed)
     kept = [(b, t) for b in range(5) for t in range(6) if mask[b, t]]
@@ -53,7 +53,7 @@ def test_loss_is_the_double_loop(seed):
 
 
 @given(seeds, st.sampled_from(GARBAGE), st.permutations(range(5)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_rows_order_and_padding_change_nothing(seed, garbage, order):
     logp, a, mask = random_batch(seed)
     wide = [torch.nn.functional.pad(x, (0, 2, 0, 1), value=garbage) for x in (logp[order], a[order])]

@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import launch
@@ -97,7 +97,6 @@ def test_zero_means_off():
     assert [step for step in range(9) if evaluation_due(step, 3)] == [2, 5, 8]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-2, 9), min_size=3, max_size=3))
 def test_token_limits_fit_into_each_other(limits):
     if 1 <= limits[0] <= limits[1] <= limits[2]:
@@ -107,7 +106,6 @@ def test_token_limits_fit_into_each_other(limits):
             check_token_limits(*limits)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 500), min_size=1, unique=True))
 def test_numbers_are_read(numbers):
     assert parse_numbers("seeds", ",".join(map(str, numbers))) == tuple(numbers)

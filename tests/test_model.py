@@ -18,7 +18,7 @@ def test_causal():
     assert not torch.allclose(MODEL(ids)[:, 6:], MODEL(changed)[:, 6:])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=1, max_size=4), st.integers(0, 1000))
 def test_cache_in_any_pieces_equals_full_forward(pieces, seed):
     rng = torch.Generator().manual_seed(seed)

@@ -20,7 +20,7 @@ def batch(lengths, seed, share=0.5):
 LENGTHS = st.lists(st.integers(2, 12), min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(LENGTHS, st.integers(0, 99), st.sampled_from([0.3, 1.0]))
 def test_packed_is_padded(lengths, seed, share):
     ids, length, mask = batch(lengths, seed, share)

@@ -165,7 +165,6 @@ def test_pricing_charges_cut_episodes_alone(trajs):
     assert torch.equal(advantages, expected[:, None] * batch["action_mask"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 1.0]), st.booleans()), min_size=8, max_size=8))
 def test_kept_episodes_are_compared_among_themselves(episodes):
     rewards, kept = (torch.tensor(column) for column in zip(*episodes, strict=True))
@@ -298,7 +297,7 @@ def test_the_whole_window_gives_the_default_sampler():
         assert torch.equal(a.ids, b.ids) and a.info == b.info
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(20, 120), st.integers(0, 5), st.booleans())
 def test_an_episode_that_is_cut_by_the_context_is_a_whole_number_of_calls(window, seed, talks):
     """A policy that never ends its calls fills the window in the middle of one: every call is six tokens, or ended."""

@@ -53,7 +53,7 @@ def test_the_cases_by_hand(ratio, advantage, value, slope):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @given(seed=seeds, clip=st.floats(0.01, 0.9))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_loss_and_clip_fraction_are_the_loops(mode, seed, clip):
     logp, old, a, mask = random_batch(seed)
     weights, loop, bites = loss_weights(mask, mode), 0.0, []
@@ -80,7 +80,7 @@ def test_only_a_clip_that_stops_a_gradient_is_counted():
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_at_ratio_one_the_gradient_is_that_of_reinforce(seed):
     logp, _, a, mask = random_batch(seed)
     _, grad = gradient(logp, logp, a, loss_weights(mask, "token_mean"))
@@ -92,7 +92,7 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce(seed):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @given(seed=seeds, garbage=st.lists(st.sampled_from(GARBAGE), min_size=3, max_size=3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_padding_may_hold_anything(mode, seed, garbage):
     *arrays, mask = random_batch(seed)
     loss, grad = gradient(*arrays, loss_weights(mask, mode))
@@ -107,7 +107,7 @@ def test_padding_may_hold_anything(mode, seed, garbage):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @given(seed=seeds, order=st.permutations(range(5)), end=st.integers(1, 4))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_micro_batches_of_shuffled_rows_add_up(mode, seed, order, end):
     *arrays, mask = random_batch(seed)
     weights = loss_weights(mask, mode)

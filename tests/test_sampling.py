@@ -38,7 +38,7 @@ def rollout(reader, order, noise, max_turns=4):
     return {n: make_trajectory(episode) for n, episode in zip(order, episodes, strict=True)}
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), st.integers(0, 100))
 def test_an_episode_does_not_depend_on_its_company(order, seed):
     noise = torch.rand(10, 256, generator=seeded(seed), dtype=torch.float64)

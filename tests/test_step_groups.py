@@ -35,7 +35,7 @@ def plain_states(task, calls, max_turns=6):
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(histories, histories, st.integers(0, 29), st.integers(0, 10**6))
 def test_keys_agree_exactly_where_the_environments_do(one, other, task, seed):
     rng = torch.Generator().manual_seed(seed)
@@ -80,7 +80,6 @@ def loops(returns, keys, std_normalize):
     return result
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-20, 20), st.sampled_from("abcdef")), max_size=30), st.booleans())
 def test_agrees_with_loops(calls, std_normalize):
     returns, keys = [r / 20 for r, _ in calls], [key for _, key in calls]

@@ -49,7 +49,7 @@ def same(a, b):
     return torch.allclose(a, b, rtol=1e-12, atol=1e-300)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seeds, bands)
 def test_weights_are_the_loops(seed, band):
     (low, high), (x, advantages, mask) = band, random_batch(seed)
@@ -97,7 +97,7 @@ def test_a_small_difference_a_token_over_a_hundred():
     assert summed_log_ratio(x, mask)[0, 100:].tolist() == [0.0] * 20
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seeds)
 def test_sequence_ratios_are_the_loops(seed):
     x, _, mask = random_batch(seed)
@@ -108,7 +108,7 @@ def test_sequence_ratios_are_the_loops(seed):
             assert averaged_log_ratio(x, mask)[b, t].item() == pytest.approx(sum(kept) / len(kept), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seeds, bands)
 def test_metrics_are_the_loops(seed, band):
     (low, high), (x, advantages, mask) = band, random_batch(seed)

@@ -55,7 +55,7 @@ def updated(batch, cfg):
     return torch.nn.utils.parameters_to_vector(policy.parameters()).detach(), stats
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.integers(1, 9), st.sampled_from(AGGREGATIONS))
 def test_buckets_change_nothing(batch, size, mode):
     cfg = replace(SMALL, loss_agg=mode)

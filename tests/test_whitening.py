@@ -35,7 +35,7 @@ def test_two_kept_positions_are_enough():
 
 
 @given(seed=seeds, garbage=st.sampled_from(GARBAGE))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_mean_and_deviation_over_kept_positions_whatever_the_others_hold(seed, garbage):
     x, mask = random_batch(seed)
     white = masked_whiten(x.masked_fill(~mask, garbage), mask)
@@ -51,14 +51,14 @@ def test_mean_and_deviation_over_kept_positions_whatever_the_others_hold(seed, g
 
 
 @given(seed=seeds, scale=st.floats(0.01, 100), shift=st.floats(-10, 10))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_units_and_zero_of_the_reward_do_not_matter(seed, scale, shift):
     x, mask = random_batch(seed)
     torch.testing.assert_close(masked_whiten(scale * x + shift, mask), masked_whiten(x, mask), rtol=0, atol=1e-9)
 
 
 @given(seed=seeds, value=st.floats(-1e6, 1e6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_equal_values_give_exact_zeros(seed, value):
     x, mask = random_batch(seed)
     assert masked_whiten(x.masked_fill(mask, value), mask).eq(0).all()
