@@ -89,7 +89,7 @@ def run_all(page, root, notebook):
 def test_stored_results_do_not_pass_for_a_run(monkeypatch):
     """With commands that do nothing, the notebook's file holds all results of the book."""
     monkeypatch.setattr(f"{__name__}.choose", lambda *_: None)
-    monkeypatch.setattr(f"{__name__}.save", lambda *_: None, raising=False)
+    monkeypatch.setattr(f"{__name__}.save", lambda *_: None)
     with pytest.raises(AssertionError):
         run_all(None, ROOT, f"notebooks/{SLIDERS}")
 
