@@ -185,7 +185,6 @@ def test_a_row_that_trains_nothing_shifts_no_sibling():
 
 
 @given(batches(), st.data())
-@settings(deadline=None)
 def test_kept_rows_are_compared_as_if_there_were_no_others(batch, data):
     rewards, size = batch
     kept = data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards)))

@@ -138,10 +138,15 @@ def start():
     return Episode(EditBudgetEnv(), make_tasks("train")[0], TOK, 6, 256)
 
 
-@pytest.mark.parametrize(("ids", "logps", "message"), [
-    (3, [0.0, 0.0], "3 ids, call_logp 2"), (2, [0.0] * 3, "2 ids, call_logp 3"), (0, [], "0 ids"),
-    (2, [0.0, math.nan], "NaN"),
-])
+@pytest.mark.parametrize(
+    ("ids", "logps", "message"),
+    [
+        (3, [0.0, 0.0], "3 ids, call_logp 2"),
+        (2, [0.0] * 3, "2 ids, call_logp 3"),
+        (0, [], "0 ids"),
+        (2, [0.0, math.nan], "NaN"),
+    ],
+)
 def test_a_call_of_another_length_than_its_log_probabilities_is_refused_and_leaves_no_trace(ids, logps, message):
     episode = start()
     before = (list(episode.ids), list(episode.logp), list(episode.actions), dict(episode.info))
@@ -154,8 +159,11 @@ def test_a_call_of_another_length_than_its_log_probabilities_is_refused_and_leav
 
 def test_an_empty_batch_is_refused():
     batch = collate([make_trajectory(start())], TOK.pad_id)
-    for wrong, name in ((lambda: collate([], 0), "trajs"), (lambda: pad_rows([], 3, 0), "rows"),
-                        (lambda: take_rows(batch, []), "rows")):
+    for wrong, name in (
+        (lambda: collate([], 0), "trajs"),
+        (lambda: pad_rows([], 3, 0), "rows"),
+        (lambda: take_rows(batch, []), "rows"),
+    ):
         with pytest.raises(ValueError, match=f"{name} is empty"):
             wrong()
     with pytest.raises(ValueError, match="size=0"):

@@ -198,9 +198,14 @@ def test_a_score_that_is_not_finite_is_refused():
         expanded_level(0.95, 1)
 
 
-@pytest.mark.parametrize(("found", "region"), [
-    ({"low": 0, "high": 1}, (1, 0)), ({"low": 0, "high": 1}, (math.nan, 1)), ({"low": 1, "high": 0}, (0, 1)),
-])
+@pytest.mark.parametrize(
+    ("found", "region"),
+    [
+        ({"low": 0, "high": 1}, (1, 0)),
+        ({"low": 0, "high": 1}, (math.nan, 1)),
+        ({"low": 1, "high": 0}, (0, 1)),
+    ],
+)
 def test_bounds_out_of_order_are_refused(found, region):
     with pytest.raises(ValueError, match="lower bound"):
         verdict(found, region)

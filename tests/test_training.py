@@ -251,10 +251,9 @@ def test_progress_counts_steps_and_shows_the_pass_rate(monkeypatch):
     assert last.endswith(f", pass {history[-1]['pass_rate']:.2f}]")
 
 
-def test_the_loop_makes_forty_steps_unless_said_otherwise(monkeypatch):
+def test_the_loop_makes_forty_steps_unless_said_otherwise():
     trajs = sample_step(tiny(), TASKS, TOK, SMALL, torch.Generator().manual_seed(0))
-    monkeypatch.setattr(training, "rl_update", lambda *_: {})
-    rows = train_steps(tiny(), TASKS, TOK, SMALL, sample=lambda *_: trajs)
+    rows = train_steps(tiny(), TASKS, TOK, SMALL, sample=lambda *_: trajs, update=lambda *_: {})
     assert [row["step"] for row in rows] == list(range(40))
 
 
@@ -339,8 +338,9 @@ def test_one_nan_is_named_and_leaves_the_weights(batch, name):
     arrays[name][row, column] = float("nan")
     before = torch.nn.utils.parameters_to_vector(policy.parameters()).detach().clone()
     with pytest.raises(ValueError, match=f"{'old_' * (name == 'logp')}{name} is nan at the kept position"):
-        rl_update(policy, torch.optim.Adam(policy.parameters()), batch | {"logp": arrays["logp"]},
-                  arrays["advantages"], cfg)
+        rl_update(
+            policy, torch.optim.Adam(policy.parameters()), batch | {"logp": arrays["logp"]}, arrays["advantages"], cfg
+        )
     assert torch.equal(before, torch.nn.utils.parameters_to_vector(policy.parameters()))
 
 

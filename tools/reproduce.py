@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from unittest.mock import patch
@@ -22,14 +22,14 @@ import torch
 import typer
 from tqdm import tqdm
 
-from agentrl import sampling, training
+from agentrl import sampling
 from agentrl.base import make_rl_base
 from agentrl.episodes import Episode, make_trajectory, take_rows
 from agentrl.packing import padded_log_probs
 from agentrl.sampling import CachedReader, PlainReader, run_episodes, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, minibatch_step, train_rl
+from agentrl.training import RLConfig, minibatch_step, rl_update, train_rl
 
 CONDITIONS = {  # name: environment variables, what is replaced in the process
     "1 thread": ({"OMP_NUM_THREADS": "1"}, None),
@@ -62,10 +62,8 @@ def padded_minibatch(policy, opt, minibatch, cfg, log_probs):
     return minibatch_step(policy, opt, minibatch, cfg, padded_log_probs)
 
 
-REPLACED = {  # what stands for what while a condition runs
-    "padded": {(training, "minibatch_step"): padded_minibatch},
-    "shuffled": {(training, "minibatch_step"): shuffled_minibatch, (sampling, "rollout_batch"): shuffled_rollout},
-}
+STEPS = {"padded": padded_minibatch, "shuffled": shuffled_minibatch}  # condition: its optimiser step
+ROLLOUTS = {"shuffled": shuffled_rollout}
 
 
 def run_here(steps: int, replace: str | None) -> dict:
@@ -80,10 +78,9 @@ def run_here(steps: int, replace: str | None) -> dict:
     tok = build_tokenizer(make_tasks("all"))
     policy = make_rl_base(tok)
     cfg = RLConfig(bucket_size=5) if replace == "buckets" else RLConfig()
-    with ExitStack() as stack:
-        for (module, name), function in REPLACED.get(replace, {}).items():
-            stack.enter_context(patch.object(module, name, function))
-        history = train_rl(policy, make_tasks("train"), tok, cfg, steps, sample=recorded)
+    update = partial(rl_update, step=STEPS.get(replace, minibatch_step))
+    with patch.object(sampling, "rollout_batch", ROLLOUTS.get(replace, sampling.rollout_batch)):
+        history = train_rl(policy, make_tasks("train"), tok, cfg, steps, sample=recorded, update=update)
     exact = [{k: v for k, v in row.items() if k not in ("grad_norm", "clip_fraction")} for row in history]
     parameters = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
     return {"hashes": hashes, "statistics": exact, "parameters": parameters}

@@ -34,7 +34,6 @@ import queue
 import re
 import socket
 import threading
-import time
 from dataclasses import dataclass, fields
 from unittest.mock import patch
 
