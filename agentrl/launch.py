@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_8_fail_at_the_start.py. Do not edit: change it there, then `make export`.
-# Body: 6860a4169cbe8a1c
+# Body: b9c7eee157835f73
 """13.8 Fail at the start, not after a quarter of an hour."""
 
 import difflib
