@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_1_masks.py. Do not edit: change it there, then `make export`.
-# Body: a6c26647f1a624f8
+# Body: 469b2f5cd457240f
 """14.1 Ask whose tokens are trained before you look at a curve."""
 
 from dataclasses import dataclass
@@ -7,14 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from agentrl.advantages import compute_advantages
-from agentrl.base import make_rl_base
-from agentrl.cache import cached
-from agentrl.episodes import OWNER, collate
-from agentrl.packing import action_log_probs
-from agentrl.tasks import make_tasks
-from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, train_rl
+from agentrl.episodes import OWNER
 
 
 # 14_faults/14_1_masks, cell 2
@@ -47,25 +40,6 @@ MASKS = {
     'inverted': lambda owner, turn: (owner[:, 1:] >= 0) & (owner[:, 1:] != OWNER['policy']),
     'everything': lambda owner, turn: turn[:, 1:] >= 0,
 }
-
-
-# 14_faults/14_1_masks, cell 7
-@cached('mask_faults', 'base')
-def train_with_mask(kind, steps=12, seed=0):
-    """History of `steps` steps of GRPO from the RL base, 4 tasks a step, under one of MASKS."""
-    tok = build_tokenizer(make_tasks('all'))
-    policy = make_rl_base(tok)
-
-    def prepare(trajs, tok, cfg):
-        batch = collate(trajs, tok.pad_id)
-        batch['action_mask'] = MASKS[kind](batch['owner'], batch['turn'])
-        with torch.no_grad():
-            batch['logp'] = action_log_probs(policy, batch['ids'], batch['length'], batch['action_mask'])
-        return batch, compute_advantages(batch, cfg)
-
-    return train_rl(
-        policy, make_tasks('train'), tok, RLConfig(prompts_per_step=4, seed=seed), steps, prepare=prepare
-    )
 
 
 # 14_faults/14_1_masks, cell 10

@@ -32,14 +32,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from agentrl.advantages import compute_advantages
-from agentrl.base import make_rl_base
-from agentrl.cache import cached
-from agentrl.episodes import OWNER, collate
-from agentrl.packing import action_log_probs
-from agentrl.tasks import make_tasks
-from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, train_rl
+from agentrl.episodes import OWNER
 
 # %% [markdown]
 # ## What a check answers
@@ -127,7 +120,16 @@ pd.DataFrame(rows).T.rename_axis('mask: kept tokens by')
 
 
 # %%
-#@save
+from agentrl.advantages import compute_advantages
+from agentrl.base import make_rl_base
+from agentrl.cache import cached
+from agentrl.episodes import collate
+from agentrl.packing import action_log_probs
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.training import RLConfig, train_rl
+
+
 @cached('mask_faults', 'base')
 def train_with_mask(kind, steps=12, seed=0):
     """History of `steps` steps of GRPO from the RL base, 4 tasks a step, under one of MASKS."""

@@ -21,7 +21,7 @@
 # verl document them. At the end hangs the plan of the museum: from a symptom to the section that explains
 # it.
 #
-# **Time** 35 min. **Assumes** [14.1](14_1_masks.ipynb) to [14.8](14_8_runs.ipynb). **Afterwards you can**
+# **Time** 35 min. **Assumes** [14.1](14_1_masks.ipynb) to [14.9.0](14_9_0_batch.ipynb). **Afterwards you can**
 # hand one step of your own trainer to every check, read what is red, and supply what the others lack.
 
 # %%
@@ -31,11 +31,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 
-import pandas as pd
 import torch
 import torch.nn.functional as F
 
 from agentrl import (
+    batch_faults,
     credit_faults,
     cut_faults,
     group_faults,
@@ -45,13 +45,9 @@ from agentrl import (
     run_faults,
     weight_faults,
 )
-from agentrl.advantages import compute_advantages
 from agentrl.aggregation import loss_weights
+from agentrl.batch_faults import IN_GROUPS
 from agentrl.credit import outcome_rewards, returns_to_go
-from agentrl.environment import parse_call
-from agentrl.episodes import collate
-from agentrl.packing import action_log_probs
-from agentrl.step_groups import call_texts
 
 # %% [markdown]
 # ## What a batch may hold
@@ -65,10 +61,11 @@ BATCH_FIELDS = {
     'tokens': {
         'ids': 'token ids', 'owner': 'who wrote each (OWNER of 5.2, -1: padding)',
         'turn': 'call number, -1: none', 'attention_mask': '0 on padding',
+        'position_ids': 'from 0 at the first token of a text', 'given_ids': 'prompts and responses, side by side',
     },
     'columns': {
         'action_mask': '1 where the predicted token is trained', 'advantages': 'also one a row',
-        'logp': "the engine's log-prob, 0 where it did not sample",
+        'logp': "the engine's log-prob, 0 where it did not sample", 'ref_logp': 'of the reference policy',
         'train_logp': "the trainer's log-prob before the update",
         'rewards': 'token rewards as the environment paid them', 'values': 'of the critic',
         'returns': 'what the critic is fitted to; without a critic, rewards to go',
@@ -90,52 +87,74 @@ BATCH_FIELDS = {
         'gamma': 'discount', 'lam': 'of GAE', 'loss_agg': 'token_mean, ... (6.2)',
         'sequence_kind': 'sum or mean (14.6)', 'weight_cap': 'upper clip of sequence weights',
         'same_weights': 'are train_logp and logp of the same weights?',
+        'estimator': 'grpo, rloo, gae, ... (14.9.0)', 'precision': 'relative rounding of the numbers, by their dtype',
     },
 }
 ALL_FIELDS = tuple(name for names in BATCH_FIELDS.values() for name in names)
 MASKS_OF_01 = ('action_mask', 'attention_mask', 'truncated')
+LABELS = ('group', 'episode')
 
 # %% [markdown]
 # ## Reading it, or refusing to
 #
-# A diagnosis of broken input would be a fault of its own. Shapes, masks and numbers are looked at first, and
-# an error names the field, the place and what is allowed. Names that look like a slip are refused as well;
-# other unknown names are listed in the report and ignored.
-
+# A sick run is the most likely one to hold a NaN, so no input may cost the report. Shapes, masks and numbers are
+# looked at first; a field that cannot be used is a red line, with its name, the place and what is allowed,
+# and the checks that need it say so. Other unknown names are listed in the report and ignored, with a guess
+# where one looks like a slip.
 
 # %%
 #@save
+class UnusableField(ValueError):
+    """A field that no check can use: what is wrong, and the first row and column at which it shows."""
+
+    def __init__(self, message, place=()):
+        super().__init__(message)
+        self.row, self.column = (*place, None, None)[:2]
+
+
 def shape_of(name, ids_shape, kind):
     """The shape that a field must have, given that of ids (or of action_mask, plus a column)."""
     n_rows, width = ids_shape
     return {'tokens': (n_rows, width), 'columns': (n_rows, width - 1), 'rows': (n_rows,)}[kind]
 
 
-def read_field(name, value, shape, others=()):
-    """One array as a tensor of this shape, or one of `others`; ValueError for anything else."""
+def plain_tensor(name, value):
+    """An array, list or jagged tensor as a tensor on the CPU, jagged rows padded with 0 at the right."""
     try:
+        if torch.is_tensor(value) and value.is_nested:
+            return torch.nn.utils.rnn.pad_sequence([row.detach().cpu() for row in value.unbind()], True)
         tensor = torch.as_tensor(value).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f'{name} is not an array: {error}') from error
-    if tuple(tensor.shape) not in (shape, *others):
-        allowed = ' or '.join(str(list(s)) for s in (shape, *others))
-        raise ValueError(f'{name} has shape {list(tensor.shape)}; allowed: {allowed}')
-    if name in MASKS_OF_01 and ((tensor != 0) & (tensor != 1)).any():
-        at = ((tensor != 0) & (tensor != 1)).nonzero()[0].tolist()
-        raise ValueError(
-            f'{name} holds {tensor[tuple(at)].item()} at {at}; a mask holds 0 and 1 (or False and True)'
-        )
+    except Exception as error:
+        raise UnusableField(f'{name} is not an array: {error}') from error
+    if tensor.is_complex() or tensor.is_sparse or tensor.is_quantized:
+        raise UnusableField(f'{name} is {tensor.dtype}, {tensor.layout}; allowed: dense real numbers')
     return tensor
 
 
+def read_field(name, value, shape, others=()):
+    """One array as a tensor of this shape, or one of `others`; UnusableField for anything else."""
+    tensor = plain_tensor(name, value)
+    if tuple(tensor.shape) not in (shape, *others):
+        allowed = ' or '.join(str(list(s)) for s in (shape, *others))
+        raise UnusableField(f'{name} has shape {list(tensor.shape)}; allowed: {allowed}')
+    if name not in MASKS_OF_01:
+        return tensor
+    if (strange := (tensor != 0) & (tensor != 1)).any():
+        at = strange.nonzero()[0].tolist()
+        raise UnusableField(
+            f'{name} holds {tensor[tuple(at)].item()} at {at}; a mask holds 0 and 1 (or False and True)', at
+        )
+    return tensor.bool()
+
+
 def check_finite(name, tensor, where):
-    """ValueError unless `tensor` is finite where `where` is set."""
+    """UnusableField unless `tensor` is finite where `where` is set."""
     bad = ~tensor.isfinite() & where
     if bad.any():
         at = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f'{name} is {tensor[tuple(at)].item()} at {at}; what is used must be finite. '
-            'If this row failed, say so in errors'
+        raise UnusableField(
+            f'{name} is {tensor[tuple(at)].item()} at {at} and {int(bad.sum())} places in all; what is used must be '
+            'finite. If this row failed, say so in errors', at
         )
 
 
@@ -148,70 +167,86 @@ def codes(labels):
     return [number[label] for label in labels]
 
 
-def read_batch(batch):
-    """Known fields of a mapping in the book's layout, as tensors and lists, and the unknown names."""
-    kinds = {name: kind for kind, names in BATCH_FIELDS.items() for name in names}
-    unknown = [str(name) for name in batch if name not in kinds]
-    for name in unknown:
-        if close := get_close_matches(name, [k for k in kinds if k not in batch], n=1, cutoff=0.85):
-            raise ValueError(f'{name!r} is not a field of a batch; did you mean {close[0]!r}?')
-    if 'action_mask' not in batch:
-        raise ValueError(
-            'a batch needs action_mask [B, T-1]; give it, or a batch of TRL or verl (from_trl, from_verl)'
-        )
-    mask = torch.as_tensor(batch['action_mask'])
-    if mask.dim() != 2:
-        raise ValueError(f'action_mask has shape {list(mask.shape)}; allowed: [B, T-1]')
+def read_one(name, kind, value, read):
+    """A field as checks take it, given those already read; UnusableField says why it cannot be."""
+    mask = read['action_mask']  # bool [B, T-1]
     ids_shape = (mask.shape[0], mask.shape[1] + 1)
-    read = {}
-    for name, kind in kinds.items():
-        if name not in batch or batch[name] is None:
-            continue
-        if name in ('group', 'episode'):
-            batch = {**batch, name: codes(batch[name])}
-        if kind in ('tokens', 'columns', 'rows'):
-            others = [ids_shape[:1]] if name == 'advantages' else []
-            read[name] = read_field(name, batch[name], shape_of(name, ids_shape, kind), others)
-        elif kind == 'lists' and name != 'rerun_key' and len(batch[name]) != len(mask):
-            raise ValueError(f'{name} has {len(batch[name])} entries; allowed: {len(mask)}, one a row')
-        else:
-            read[name] = batch[name]
-    return finite_batch(read), unknown
+    if kind == 'lists' and name != 'rerun_key' and len(value) != len(mask):
+        raise UnusableField(f'{name} has {len(value)} entries; allowed: {len(mask)}, one a row')
+    if name == 'loss_agg':
+        return str(value).replace('-', '_')  # verl writes token-mean
+    if name == 'rerun_ids':
+        return plain_tensor(name, value)
+    needed = cut_faults.CALL_FIELDS
+    if name == 'calls' and (missing := [field for field in needed if field not in value]):
+        raise UnusableField(f'calls lacks {", ".join(missing)}; it needs {", ".join(needed)}, and may have row')
+    if kind not in ('tokens', 'columns', 'rows'):
+        return value
+    others = [ids_shape[:1]] if name == 'advantages' else []
+    tensor = read_field(name, codes(value) if name in LABELS else value, shape_of(name, ids_shape, kind), others)
+    if not tensor.is_floating_point():
+        whole = name in LABELS or kind == 'tokens' or name in MASKS_OF_01
+        return tensor if whole else tensor.double()
+    healthy = torch.tensor([error is None for error in read.get('errors', [None] * len(mask))], dtype=torch.bool)
+    where = healthy if tensor.dim() == 1 else healthy[:, None]
+    check_finite(name, tensor, mask & where if tensor.shape == mask.shape else where)
+    return tensor.double().nan_to_num(0.0, 0.0, 0.0)
+
+
+def read_mask(batch):
+    """action_mask as bool [B, T-1]; UnusableField if there is none that can be used."""
+    if batch.get('action_mask') is None:
+        raise UnusableField(
+            'a batch needs action_mask [B, T-1]; give it, or a batch of TRL or verl (from_trl, from_verl); '
+            f'given: {", ".join(map(str, list(batch)[:20])) or "nothing"}'
+        )
+    mask = plain_tensor('action_mask', batch['action_mask'])
+    if mask.dim() != 2 or not mask.numel():
+        raise UnusableField(f'action_mask has shape {list(mask.shape)}; allowed: [B, T-1], neither of them 0')
+    return read_field('action_mask', mask, tuple(mask.shape))
 
 
 # %%
 #@save
-def finite_batch(read):
-    """The fields with what is not used set to 0; ValueError for what is used and not finite."""
-    healthy = torch.tensor([error is None for error in read.get('errors', [None] * len(read['action_mask']))])
-    kept = read['action_mask'].bool() & healthy[:, None]
-    for name, tensor in read.items():
-        if torch.is_tensor(tensor) and tensor.is_floating_point():
-            where = kept if tensor.dim() == 2 and tensor.shape == kept.shape else healthy
-            check_finite(name, tensor, where)
-            read[name] = tensor.double().nan_to_num(0.0, 0.0, 0.0)
-    for name in ('sequence_weights', 'final_value', 'reward'):
-        read |= {name: read[name].double()} if name in read else {}
-    if 'rerun_ids' in read:
-        read['rerun_ids'] = torch.as_tensor(read['rerun_ids'])
-    needed = cut_faults.CALL_FIELDS
-    if 'calls' in read and (missing := [name for name in needed if name not in read['calls']]):
-        raise ValueError(f'calls lacks {", ".join(missing)}; it needs {", ".join(needed)}, and may have row')
-    return read
+def read_batch(batch):
+    """Known fields of a mapping in the book's layout, as checks take them; unknown names; problems by field.
+
+    A problem is an UnusableField. Without a mask nothing else can be read.
+    """
+    kinds = {name: kind for kind, names in BATCH_FIELDS.items() for name in names}
+    unknown = [str(name) for name in batch if name not in kinds]
+    read, problems = {}, {}
+    try:
+        read['action_mask'] = read_mask(batch)
+    except UnusableField as error:
+        return {}, unknown, {'action_mask': error}
+    for name in sorted(kinds, key=lambda name: name != 'errors'):  # what failed need not be finite
+        if name in read or batch.get(name) is None:
+            continue
+        try:
+            read[name] = read_one(name, kinds[name], batch[name], read)
+        except UnusableField as error:
+            problems[name] = error
+        except Exception as error:
+            problems[name] = UnusableField(f'{name} cannot be read: {type(error).__name__}: {error}')
+    return read, unknown, problems
+
+
+def with_guess(name, known=ALL_FIELDS):
+    """An unknown name, with the field that it may be meant for."""
+    close = get_close_matches(name, known, n=1, cutoff=0.85)
+    return f'{name} (did you mean {close[0]}?)' if close else name
 
 
 # %%
 for bad in (
     {'action_mask': [[0, -1]]},
     {'action_mask': [[0, 1]], 'reward': [1.0, 2.0]},
-    {'action_mask': [[1, 1]], 'adventages': [1.0]},
     {'action_mask': [[1, 1]], 'logp': [[-0.5, float('nan')]]},
     {'ids': [[1, 2]]},
 ):
-    try:
-        read_batch(bad)
-    except ValueError as error:
-        print(error)
+    print(*read_batch(bad)[2].values())
+print(with_guess('adventages'))
 
 # %% [markdown]
 # ## The list of checks
@@ -232,6 +267,9 @@ class Check:
     function: Callable
     after: tuple = ()
     unless: tuple = ()
+    result: str = 'red'  # or 'suspicious': what a finding means
+    any_of: tuple = ()  # fields of which one must be there
+    only: tuple = ()  # the estimators that it is for, if one is known
 
     def arguments(self):
         """Names of the arguments, and of those without which it cannot run."""
@@ -242,15 +280,23 @@ class Check:
 
 # %%
 #@save
-RESULTS = ('red', 'green', 'not run')
+RESULTS = ('red', 'suspicious', 'green', 'not run')
 MASK = ('action mask', 'sampled mask', 'padding')
 CHECKS = (
     Check('action mask', '14.1', mask_faults.check_action_mask),
     Check('sampled mask', '14.1', mask_faults.check_sampled_mask, unless=('owner',)),
     Check('padding', '14.1', mask_faults.check_padding, after=('action mask', 'sampled mask')),
+    Check('ids', '14.9.0', batch_faults.check_given_ids),
+    Check('left padding', '14.9.0', batch_faults.check_left_padding),
+    Check('positions', '14.9.0', batch_faults.check_positions, after=('left padding',)),
+    Check('engine zeros', '14.9.0', batch_faults.check_engine_zeros, after=MASK, unless=('owner',)),
+    Check('log-prob range', '14.9.0', batch_faults.check_log_prob_range, any_of=('logp', 'train_logp', 'ref_logp')),
+    Check('reference', '14.9.0', batch_faults.check_reference),
+    Check('critic', '14.9.0', batch_faults.check_critic, after=MASK),
+    Check('nothing to learn', '14.9.0', batch_faults.check_silent, after=MASK, result='suspicious'),
     Check('token rewards', '14.2', credit_faults.check_token_rewards, after=MASK),
     Check('returns', '14.2', credit_faults.check_returns, after=(*MASK, 'token rewards'), unless=('values',)),
-    Check('GAE', '14.2', credit_faults.check_token_gae, after=(*MASK, 'token rewards')),
+    Check('GAE', '14.2', credit_faults.check_token_gae, after=(*MASK, 'token rewards'), only=('gae',)),
     Check('token ids', '14.3', identity_faults.check_token_ids, after=MASK),
     Check('call contexts', '14.3', identity_faults.check_call_contexts, after=(*MASK, 'token ids')),
     Check(
@@ -259,12 +305,17 @@ CHECKS = (
     Check('trained once', '14.3', identity_faults.check_trained_once, after=MASK),
     Check('cut calls', '14.4', cut_faults.check_cut_calls),
     Check('timeouts', '14.4', cut_faults.check_timeouts, after=(*MASK, 'token rewards')),
-    Check('group spread', '14.5', group_faults.check_group_spread, after=MASK),
-    Check('errored rows', '14.5', group_faults.check_errored_rows, after=MASK),
+    Check('estimator', '14.9.0', batch_faults.check_estimator, after=(*MASK, 'token rewards')),
+    Check('group spread', '14.5', group_faults.check_group_spread, after=(*MASK, 'estimator'), only=IN_GROUPS),
+    Check('errored rows', '14.5', group_faults.check_errored_rows, after=MASK, only=IN_GROUPS),
     Check('sequence ratio', '14.6', ratio_faults.check_sequence_ratio, after=MASK),
+    Check('sampler gap', '14.9.0', batch_faults.check_sampler_gap, after=MASK),
+    Check('copied log-probs', '14.9.0', batch_faults.check_copied_log_probs, after=MASK, result='suspicious'),
     Check('lower clip', '14.6', ratio_faults.check_lower_clip, after=MASK),
+    Check('weight range', '14.9.0', batch_faults.check_weight_range, after=(*MASK, 'lower clip')),
+    Check('twins', '14.9.0', batch_faults.check_twins, after=MASK),
     Check('token weights', '14.7', weight_faults.check_token_weights, after=MASK),
-    Check('fan-out', '14.7', weight_faults.check_fan_out, after=MASK),
+    Check('fan-out', '14.7', weight_faults.check_fan_out, after=MASK, only=IN_GROUPS),
     Check('lost rollouts', '14.8', run_faults.check_lost_rollouts),
     Check('rerun', '14.8', run_faults.check_rerun),
     Check('quota errors', '14.8', run_faults.check_quota_errors),
@@ -276,6 +327,12 @@ CHECKS = (
 
 # %%
 #@save
+QUESTIONS = {
+    'the mask': MASK,
+    'the advantages': ('estimator', 'group spread', 'GAE', 'returns', 'errored rows'),
+}
+
+
 @dataclass
 class Report:
     """What `diagnose` found: a line a check, the layout that was read, and names that were not used."""
@@ -285,30 +342,53 @@ class Report:
     unused: list = field(default_factory=list)
 
     def names(self, result):
-        """Names of the checks with this result: 'red', 'green' or 'not run'."""
+        """Names of the checks with this result: 'red', 'suspicious', 'green' or 'not run'."""
         return [line['check'] for line in self.lines if line['result'] == result]
+
+    def open_questions(self):
+        """Which of QUESTIONS no check answered, with what its checks need: {question: text}."""
+        lines = {line['check']: line for line in self.lines}
+        judged = ('red', 'suspicious', 'green')
+        return {
+            question: '; or '.join(dict.fromkeys(
+                lines[name]['evidence'] for name in names if name in lines and lines[name]['evidence']
+            ))
+            for question, names in QUESTIONS.items()
+            if not any(name in lines and lines[name]['result'] in judged for name in names)
+        }
+
+    @property
+    def verdict(self):
+        """'sick', 'healthy' or 'not enough to say'."""
+        if self.names('red') and self.layout != 'none':
+            return 'sick'
+        return 'not enough to say' if self.layout == 'none' or self.open_questions() else 'healthy'
 
     @property
     def healthy(self):
-        """No check is red. (Checks that did not run say nothing.)"""
-        return not self.names('red')
+        """No check is red, and both the mask and the advantages were judged."""
+        return self.verdict == 'healthy'
 
     def table(self):
         """All lines as a table: check, section, result, fault, evidence, row, column."""
+        import pandas as pd
+
         columns = ['check', 'section', 'result', 'fault', 'evidence', 'row', 'column']
         return pd.DataFrame(self.lines, columns=columns).astype({'row': 'Int64', 'column': 'Int64'})
 
     def summary(self):
         count = {result: len(self.names(result)) for result in RESULTS}
         unused = f'; not used: {", ".join(self.unused)}' * bool(self.unused)
-        return f'{self.layout} layout: ' + ', '.join(f'{n} {result}' for result, n in count.items()) + unused
+        counts = ', '.join(f'{n} {result}' for result, n in count.items())
+        return f'{self.layout} layout, {self.verdict}: {counts}{unused}'
 
     def __repr__(self):
         text = [self.summary()]
         for line in sorted(self.lines, key=lambda line: RESULTS.index(line['result'])):
             what = ': '.join(part for part in (line['fault'], line['evidence']) if part)
             place = '' if line['row'] is None else f' (row {line["row"]}, column {line["column"]})'
-            text.append(f'{line["result"]:8}{line["section"]:6}{line["check"]:16}{what}{place}')
+            text.append(f'{line["result"]:11}{line["section"]:7}{line["check"]:17}{what}{place}')
+        text += [f'open: {question}: {needs}' for question, needs in self.open_questions().items()]
         return '\n'.join(text)
 
     def _repr_html_(self):
@@ -316,37 +396,89 @@ class Report:
         return f'<p>{self.summary()}</p>{table}'
 
 
+# %% [markdown]
+# `healthy` says more than that nothing is red. At least one check must have judged the mask, and one the
+# advantages; otherwise the verdict is "not enough to say", and the report ends with what is open and which
+# fields would close it.
+
 # %%
 #@save
-def run_check(check, read, results):
-    """One line of a report: run the check, or say why it is not run."""
+def new_line(check, section, result, fault='', evidence='', row=None, column=None):
+    """A line of a report."""
+    return {'check': check, 'section': section, 'fault': fault, 'row': row, 'column': column,
+            'result': result, 'evidence': evidence}
+
+
+def run_check(check, read, results, problems=()):
+    """One line of a report: run the check, or say why it is not run. A check that crashes is a red line."""
     names, needed = check.arguments()
-    line = {'check': check.name, 'section': check.section, 'fault': '', 'row': None, 'column': None}
-    missing = [name for name in needed if name not in read]
-    if missing:
-        return line | {'result': 'not run', 'evidence': f'needs {", ".join(missing)}'}
-    if better := [name for name in check.unless if name in read]:
-        return line | {'result': 'not run', 'evidence': f'{better[0]} is given, another check uses it'}
-    if red := [name for name in check.after if results.get(name) == 'red']:
-        return line | {'result': 'not run', 'evidence': f'means nothing while {red[0]} is red'}
-    found = check.function(**{name: read[name] for name in names if name in read})
+    missing = [f'{name} (unusable)' if name in problems else name for name in needed if name not in read]
+    if check.any_of and not any(name in read for name in check.any_of):
+        missing.append(' or '.join(check.any_of))
+    better = [name for name in check.unless if name in read]
+    red = [name for name in check.after if results.get(name) == 'red']
+    why = (
+        f'needs {", ".join(missing)}' if missing
+        else f'{better[0]} is given, another check uses it' if better
+        else f'means nothing while {red[0]} is red' if red
+        else f'not for {estimator}' if check.only and (estimator := read.get('estimator')) not in (None, *check.only)
+        else ''
+    )
+    if why:
+        return new_line(check.name, check.section, 'not run', evidence=why)
+    try:
+        found = check.function(**{name: read[name] for name in names if name in read})
+    except Exception as error:
+        return new_line(check.name, check.section, 'red', 'the check could not read its fields',
+                        f'{type(error).__name__}: {error}')
     if found is None:
-        return line | {'result': 'green', 'evidence': ''}
-    return line | {'result': 'red', **asdict(found)}
+        return new_line(check.name, check.section, 'green')
+    return new_line(check.name, check.section, check.result, **asdict(found))
+
+
+# %%
+#@save
+HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def rounding_of(fields):
+    """Relative rounding of the coarsest log-probs, values, weights or advantages, by dtype or by their digits."""
+    worst = 1e-6
+    for name in ('advantages', 'logp', 'train_logp', 'values', 'weights', 'returns'):
+        x = fields.get(name)
+        if torch.is_tensor(x) and x.is_floating_point() and not x.is_nested and x.layout == torch.strided:
+            x = x.detach().flatten()
+            x = x[x != 0][:100_000]
+            for dtype, eps in HALF.items():
+                if x.dtype == dtype or x.unique().numel() > 8 and (x.to(dtype).to(x.dtype) == x).all():
+                    worst = max(worst, eps)
+    return worst
 
 
 def diagnose(batch, **more):
-    """Run every check for which a batch suffices: a Report.
+    """Run every check for which a batch suffices: a Report, whatever the input is.
 
     batch: BATCH_FIELDS in the book's layout, or a batch of TRL's GRPOTrainer or of verl (see from_trl,
-    from_verl), of tensors, arrays or lists; `more` adds fields or overrides them. ValueError for shapes that
-    do not fit, masks that hold other numbers than 0 and 1, numbers that are used and not finite.
+    from_verl), of tensors, arrays or lists; `more` adds fields or overrides them. Fields that cannot be used
+    are red lines, and so are checks that crash.
     """
-    layout, fields = read_layout(batch)
-    read, unknown = read_batch(fields | more)
-    report, results = Report(layout=layout, unused=unknown), {}
+    try:
+        layout, fields = read_layout(batch)
+        fields = fields | more
+    except Exception as error:
+        evidence = f'{type(batch).__name__}: {str(error)[:200]}; allowed: a mapping of names to arrays'
+        return Report([new_line('input', '14.9', 'red', 'this is not a batch', evidence)], 'none')
+    read, unknown, problems = read_batch(fields)
+    report, results = Report(layout=layout if read else 'none', unused=[with_guess(name) for name in unknown]), {}
+    for name, error in problems.items():
+        report.lines.append(
+            new_line(name, '14.9', 'red', 'a field cannot be used', str(error), error.row, error.column)
+        )
+    read = {'precision': rounding_of(fields)} | read if read else {}
+    declared = batch_faults.name_estimator(read) if read else None
+    read |= {'estimator': declared} if declared else {}
     for check in CHECKS:
-        line = run_check(check, read, results)
+        line = run_check(check, read, results, problems)
         results[check.name] = line['result']
         report.lines.append(line)
     return report
@@ -365,7 +497,12 @@ def diagnose(batch, **more):
 # %%
 #@save
 TRL_NAMES = ('prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask', 'tool_mask',
-             'old_per_token_logps', 'sampling_per_token_logps')
+             'old_per_token_logps', 'sampling_per_token_logps', 'ref_per_token_logps',
+             'importance_sampling_ratio', 'num_items_in_batch')
+TRL_COLUMNS = {
+    'train_logp': 'old_per_token_logps', 'logp': 'sampling_per_token_logps', 'ref_logp': 'ref_per_token_logps',
+    'weights': 'importance_sampling_ratio',
+}
 
 
 def from_trl(batch):
@@ -390,9 +527,9 @@ def from_trl(batch):
         'action_mask': place(keep * tools),
         'attention_mask': torch.cat([prompt_mask, keep], 1),
     }
-    for ours, theirs in (('train_logp', 'old_per_token_logps'), ('logp', 'sampling_per_token_logps')):
-        if batch.get(theirs) is not None:
-            fields[ours] = place(batch[theirs])
+    for ours, theirs in TRL_COLUMNS.items():
+        if batch.get(theirs) is not None and (x := torch.as_tensor(batch[theirs])).shape == completion.shape:
+            fields[ours] = place(x)
     if batch.get('advantages') is not None:
         a = torch.as_tensor(batch['advantages'])
         fields['advantages'] = a if a.dim() == 1 else place(a)
@@ -405,6 +542,8 @@ VERL_COLUMNS = {
     'response_mask': 'action_mask',
     'old_log_probs': 'train_logp',
     'rollout_log_probs': 'logp',
+    'ref_log_prob': 'ref_logp',
+    'rollout_is_weights': 'weights',
     'advantages': 'advantages',
     'token_level_rewards': 'rewards',
     'values': 'values',
@@ -423,6 +562,12 @@ def from_verl(batch):
             f'input_ids {list(ids.shape)} must be a prompt and the responses {list(responses.shape)}'
         )
     fields = {'ids': ids, 'attention_mask': batch.get('attention_mask')}
+    if (position := batch.get('position_ids')) is not None and torch.as_tensor(position).dim() == 2:
+        fields['position_ids'] = position  # with images there are three numbers a token
+    if (prompts := batch.get('prompts')) is not None:
+        fields['given_ids'] = torch.cat([torch.as_tensor(prompts), responses], 1)
+    if batch.get('token_level_rewards') is not None:
+        fields['reward'] = torch.as_tensor(batch['token_level_rewards']).double().sum(1)
     for theirs, ours in VERL_COLUMNS.items():
         if batch.get(theirs) is not None and not (theirs == 'returns' and batch.get('values') is None):
             column = torch.as_tensor(batch[theirs])
@@ -455,12 +600,16 @@ def read_layout(batch):
 # ## Our own trainer
 #
 # A dump of a training step of the book: sixteen episodes of the RL base and all that GRPO knows about them.
-# Four checks do not run. They would need owners to be missing, or a critic, or a second run.
+# Some checks do not run. They would need owners to be missing, or a critic, a reference policy or a second run.
 
 # %%
 #@save
 def dump_step(policy, trajs, tok, cfg):
     """What a GRPO step of the book knows about its batch, as fields for `diagnose`."""
+    from agentrl.advantages import compute_advantages  # the gym stays out of a doctor that has other patients
+    from agentrl.episodes import collate
+    from agentrl.packing import action_log_probs
+
     batch = collate(trajs, tok.pad_id)
     mask, n = batch['action_mask'], len(trajs)
     with torch.no_grad():
@@ -483,6 +632,11 @@ def dump_step(policy, trajs, tok, cfg):
 
 def log_calls(trajs, limit):
     """A line for each call of finished episodes. None was cut: calls too long for the gym are malformed."""
+    import pandas as pd
+
+    from agentrl.environment import parse_call
+    from agentrl.step_groups import call_texts
+
     calls = [(row, text) for row, traj in enumerate(trajs) for text in call_texts(traj)]
     good = [parse_call(text)[0] != 'invalid' for _, text in calls]
     return pd.DataFrame({'row': [row for row, _ in calls], 'finish_reason': 'stop', 'limit': limit,
@@ -491,6 +645,8 @@ def log_calls(trajs, limit):
 
 
 # %%
+import pandas as pd
+
 from agentrl.base import make_rl_base
 from agentrl.sampling import sample_groups
 from agentrl.tasks import make_tasks
@@ -650,7 +806,7 @@ print(symptom_table({row['section']: row['section'] for row in SYMPTOMS}, SYMPTO
 # %% [markdown]
 # ## What was seen
 #
-# On a dump of the book's own trainer 17 of 21 checks ran, all green; with the mask one column early one was
+# On a dump of the book's own trainer no check was red; with the mask one column early one was
 # red and named it, and those that need the mask waited. A batch in TRL's layout without its `tool_mask` was
 # caught by the engine's zeros, one in verl's by a reward that stood where nothing is trained. What a batch
 # does not contain is listed as not run: a green report says as much as its input. 14.9.1 puts every exhibit
