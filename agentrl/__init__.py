@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: cecbf688a57ab977
+# Body: 76bebebc7b54bb82
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -71,6 +71,7 @@ __all__ = [
     "ESTIMATORS",
     "EVALUATION",
     "EVERY",
+    "EXIT_CODES",
     "EarlyStopEnv",
     "EditBudgetEnv",
     "Engine",
@@ -403,6 +404,7 @@ __all__ = [
     "demonstrations",
     "describe_call",
     "diagnose",
+    "diagnose_file",
     "difference",
     "distinct_values",
     "dither",
@@ -464,6 +466,7 @@ __all__ = [
     "floored_where",
     "format_row",
     "format_scale",
+    "from_samples",
     "from_trl",
     "from_verl",
     "gae_advantages",
@@ -537,6 +540,7 @@ __all__ = [
     "loss_weights",
     "lost_groups",
     "lucky_group",
+    "main",
     "make_base_critic",
     "make_bytes",
     "make_call",
@@ -588,6 +592,7 @@ __all__ = [
     "pack",
     "pad_rows",
     "padded_log_probs",
+    "padded_right",
     "parse_address",
     "parse_call",
     "parse_numbers",
@@ -638,6 +643,7 @@ __all__ = [
     "read_dump",
     "read_dumps",
     "read_field",
+    "read_file",
     "read_layout",
     "read_mask",
     "read_notes",
@@ -1549,6 +1555,12 @@ _HOME = {
     "OPERATIONS": "diagnosis",
     "SYMPTOMS": "diagnosis",
     "symptom_table": "diagnosis",
+    "padded_right": "doctor",
+    "from_samples": "doctor",
+    "read_file": "doctor",
+    "diagnose_file": "doctor",
+    "EXIT_CODES": "doctor",
+    "main": "doctor",
     "with_rewards": "exhibits",
     "with_logp": "exhibits",
     "dump_with_critic": "exhibits",
