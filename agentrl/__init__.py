@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 76bebebc7b54bb82
+# Body: 6457befbf6175ec8
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -325,6 +325,7 @@ __all__ = [
     "check_parser",
     "check_positions",
     "check_quota_errors",
+    "check_raised_weights",
     "check_reachable",
     "check_reference",
     "check_rerun",
@@ -333,6 +334,7 @@ __all__ = [
     "check_rows",
     "check_sampled_mask",
     "check_sampler_gap",
+    "check_scored_tokens",
     "check_sequence_ratio",
     "check_silent",
     "check_single_share",
@@ -1515,6 +1517,8 @@ _HOME = {
     "check_left_padding": "batch_faults",
     "check_positions": "batch_faults",
     "check_weight_range": "batch_faults",
+    "check_scored_tokens": "batch_faults",
+    "check_raised_weights": "batch_faults",
     "BATCH_FIELDS": "diagnosis",
     "ALL_FIELDS": "diagnosis",
     "MASKS_OF_01": "diagnosis",

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_diagnose.py. Do not edit: change it there, then `make export`.
-# Body: 3d295bae0708ef85
+# Body: a61b0662991ab84d
 """14.9 Diagnose a batch from any trainer."""
 
 import inspect
@@ -230,7 +230,7 @@ RESULTS = ('red', 'suspicious', 'green', 'not run')
 MASK = ('action mask', 'sampled mask', 'padding')
 CHECKS = (
     Check('action mask', '14.1', mask_faults.check_action_mask),
-    Check('sampled mask', '14.1', mask_faults.check_sampled_mask, unless=('owner',)),
+    Check('sampled mask', '14.1', batch_faults.check_scored_tokens, unless=('owner',)),
     Check('padding', '14.1', mask_faults.check_padding, after=('action mask', 'sampled mask')),
     Check('ids', '14.9.0', batch_faults.check_given_ids),
     Check('left padding', '14.9.0', batch_faults.check_left_padding),
@@ -257,7 +257,7 @@ CHECKS = (
     Check('sequence ratio', '14.6', ratio_faults.check_sequence_ratio, after=MASK),
     Check('sampler gap', '14.9.0', batch_faults.check_sampler_gap, after=MASK),
     Check('copied log-probs', '14.9.0', batch_faults.check_copied_log_probs, after=MASK, result='suspicious'),
-    Check('lower clip', '14.6', ratio_faults.check_lower_clip, after=MASK),
+    Check('lower clip', '14.6', batch_faults.check_raised_weights, after=MASK),
     Check('weight range', '14.9.0', batch_faults.check_weight_range, after=(*MASK, 'lower clip')),
     Check('twins', '14.9.0', batch_faults.check_twins, after=MASK),
     Check('token weights', '14.7', weight_faults.check_token_weights, after=MASK),

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_doctor.py. Do not edit: change it there, then `make export`.
-# Body: e7e4c64c2033f22f
+# Body: 007e4eeef21a1262
 """14.9.2 Diagnose a dump from the command line."""
 
 import argparse
@@ -97,5 +97,5 @@ def main(arguments=None):
     return 1 if 1 in codes else max(codes)
 
 
-if __name__ == '__main__':
+if __name__ == '__main__' and '__file__' in globals():  # not in a notebook
     sys.exit(main())

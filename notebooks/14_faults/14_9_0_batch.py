@@ -29,7 +29,8 @@ import torch
 
 from agentrl.gradient import keep_only
 from agentrl.group_faults import is_healthy, row_advantages
-from agentrl.mask_faults import Finding, first_place, shifted
+from agentrl.mask_faults import Finding, check_sampled_mask, first_place, shifted
+from agentrl.ratio_faults import check_lower_clip
 
 # %% [markdown]
 # ## Which estimator is it?
@@ -142,7 +143,7 @@ def check_estimator(advantages, reward, group, action_mask, estimator=None, erro
     row = int(used.nonzero()[0])
     if sign < 0:
         return Finding('the sign of the advantages is turned', f'they are those of {name} times -1', row)
-    if name and estimator in ESTIMATORS and name.split(',')[0] != estimator and estimator in IN_GROUPS:
+    if name and estimator in IN_GROUPS and name.split(',')[0] != estimator.split(',')[0]:
         return Finding('advantages of another estimator', f'called {estimator}, they are those of {name}', row)
     if name:
         return None
@@ -345,6 +346,33 @@ def check_weight_range(weights, train_logp, logp, action_mask, cap=20.0):
     place = first_place(action_mask & (weights - lowest <= 1e-6) & ((train_logp - logp).exp() < lowest))
     return Finding('a lower clip revives collapsed ratios',
                    f'{int(pile.sum())} weights are {float(lowest):.3g}, their ratios from {float(ratio[pile].min()):.2g}', **place)
+
+
+# %% [markdown]
+# Two checks of the museum are too strict for other trainers. Log-probabilities outside the mask are no fault while most kept
+# tokens have one and no shift of the mask would fit better: some engines score what tools wrote, some fill with -1, some runs train the last turn alone. And weights may be those of rows, or
+# divided by their mean, or rounded.
+
+# %%
+#@save
+def check_scored_tokens(action_mask, logp):
+    """As check_sampled_mask (14.1), if most kept tokens lack a log-prob [B, T-1] or a shift would fit; or a Finding."""
+    sampled, kept = logp != 0, int(action_mask.sum())
+    off = int((sampled ^ action_mask).sum())
+    moved = min(int((sampled ^ shifted(action_mask, by)).sum()) for by in (-1, 1))
+    if moved * 2 < off or int((action_mask & ~sampled).sum()) * 2 > kept:
+        return check_sampled_mask(action_mask, logp)
+    return None
+
+
+def check_raised_weights(weights, train_logp, logp, action_mask, precision=1e-6):
+    """As check_lower_clip (14.6), up to one factor for all weights [B, T-1] and rounding; or a Finding."""
+    w, ratio = weights[action_mask], (train_logp - logp)[action_mask].exp()
+    row_wise = keep_only(weights - row_advantages(weights, action_mask)[:, None], action_mask).abs().max() < 1e-6
+    if not len(w) or row_wise and w.max() > w.min():
+        return None
+    factor = max(1.0, float((w / ratio.clamp(min=1e-30)).median()))
+    return check_lower_clip(weights / factor / (1 + 8 * precision), train_logp, logp, action_mask)
 
 
 # %%

@@ -136,7 +136,7 @@ def main(arguments=None):
     return 1 if 1 in codes else max(codes)
 
 
-if __name__ == '__main__':
+if __name__ == '__main__' and '__file__' in globals():  # not in a notebook
     sys.exit(main())
 
 # %% [markdown]
