@@ -132,7 +132,10 @@ def test_a_nan_has_its_row_and_column_and_what_needs_the_field_waits():
     assert {line["check"]: line["evidence"] for line in report.lines}["sampled mask"] == "needs logp (unusable)"
 
 
-@pytest.mark.parametrize("thing", [None, 3, "text", b"bytes", [1, 2], object(), {}, {"action_mask": object()}, torch.ones(2)])
+THINGS = [None, 3, "text", b"bytes", [1, 2], object(), {}, {"action_mask": object()}, torch.ones(2)]
+
+
+@pytest.mark.parametrize("thing", THINGS)
 def test_any_object_gives_a_report(thing):
     report = diagnose(thing)
     assert report.verdict == "not enough to say" and report.names("red") and not report.healthy

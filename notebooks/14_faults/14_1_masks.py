@@ -73,7 +73,15 @@ print(Finding('example', '2 of 3 are wrong', **first_place(torch.tensor([[False,
 # The tensors to look at are a real batch: eight episodes of the RL base, two tasks with four siblings each.
 
 # %%
+from agentrl.advantages import compute_advantages
+from agentrl.base import make_rl_base
+from agentrl.cache import cached
+from agentrl.episodes import collate
+from agentrl.packing import action_log_probs
 from agentrl.sampling import sample_groups
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.training import RLConfig, train_rl
 
 tok = build_tokenizer(make_tasks('all'))
 cfg = RLConfig(group_size=4)
@@ -120,16 +128,6 @@ pd.DataFrame(rows).T.rename_axis('mask: kept tokens by')
 
 
 # %%
-from agentrl.advantages import compute_advantages
-from agentrl.base import make_rl_base
-from agentrl.cache import cached
-from agentrl.episodes import collate
-from agentrl.packing import action_log_probs
-from agentrl.tasks import make_tasks
-from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, train_rl
-
-
 @cached('mask_faults', 'base')
 def train_with_mask(kind, steps=12, seed=0):
     """History of `steps` steps of GRPO from the RL base, 4 tasks a step, under one of MASKS."""

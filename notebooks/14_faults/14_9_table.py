@@ -16,7 +16,7 @@
 # # 14.9.3 Count what the doctor misses
 #
 # A check was seen to work on the batch for which it was written. Here are batches for which none was: random ones in verl's
-# layout, healthy ones by eight estimators and in three precisions, and the same with one of 24 faults each, with nothing given beyond the batch. Shapes,
+# layout, healthy ones by seven estimators and in three precisions, and the same with one of 24 faults each, with nothing given beyond the batch. Shapes,
 # lengths, rewards and the size of faults differ from those on which the checks were tuned.
 #
 # **Time** 10 min. **Assumes** [14.9](14_9_diagnose.ipynb). **Afterwards you can** measure the misses and false alarms of a check list
@@ -210,7 +210,9 @@ pd.Series(wrong, dtype=object).value_counts().rename('batches')
 # %% [markdown]
 # ## What was seen
 #
-# The table gives the counts on both sets, and the list below it what was not named right on the unseen one. Both come from one generator of
-# random ids, so that they say nothing about habits of trainers which it lacks, nor about batches that a real run wrote.
+# On the shapes used for tuning all 72 faults were named right and none of 51 healthy batches gave an alarm. On the
+# unseen ones 118 of 120 faults were named right and 2 missed, and 4 of 85 healthy batches gave an alarm: more than we want, all by sequence weights, whose like
+# values are taken for a floor. The generator is one and its ids are random, so that the table says nothing about habits of
+# trainers which it lacks, nor about batches that a real run wrote.
 #
 # **Try it.** Lower `size` until faults are missed. Which one goes first?
