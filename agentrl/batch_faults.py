@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_0_batch.py. Do not edit: change it there, then `make export`.
-# Body: 097cd48b40ef382a
+# Body: 47f1940168fdf5e6
 """14.9.0 See faults in what every trainer's batch holds."""
 
 import torch
@@ -90,7 +90,7 @@ def usable_rows(advantages, action_mask, errors=None):
     return a, used
 
 
-# 14_faults/14_9_0_batch, cell 5
+# 14_faults/14_9_0_batch, cell 6
 def check_estimator(advantages, reward, group, action_mask, estimator=None, errors=None, precision=1e-6):
     """Advantages ([B] or [B, T-1]) are a known estimator's of reward [B] in group [B], or a Finding."""
     a, used = usable_rows(advantages, action_mask, errors)
@@ -119,7 +119,7 @@ def check_estimator(advantages, reward, group, action_mask, estimator=None, erro
     return None
 
 
-# 14_faults/14_9_0_batch, cell 5
+# 14_faults/14_9_0_batch, cell 7
 def name_estimator(fields):
     """The estimator of a batch's fields: as declared, 'gae' with a critic, as recognised, or None."""
     if fields.get('estimator') is not None:
@@ -137,7 +137,7 @@ def name_estimator(fields):
     return None if lost and name not in IN_GROUPS else name
 
 
-# 14_faults/14_9_0_batch, cell 7
+# 14_faults/14_9_0_batch, cell 9
 def check_silent(advantages, action_mask):
     """Some kept token has an advantage ([B] or [B, T-1]) other than 0, or a Finding."""
     tokens = advantages if advantages.dim() == 2 else advantages[:, None].expand(action_mask.shape)
@@ -146,7 +146,7 @@ def check_silent(advantages, action_mask):
     return Finding('nothing to learn', f'all {len(action_mask)} rows have advantage 0: every group is silent')
 
 
-# 14_faults/14_9_0_batch, cell 8
+# 14_faults/14_9_0_batch, cell 10
 def check_log_prob_range(action_mask, logp=None, train_logp=None, ref_logp=None, precision=1e-6):
     """No log-prob [B, T-1] of a kept token is above 0, or a Finding."""
     for name, x in (('logp', logp), ('train_logp', train_logp), ('ref_logp', ref_logp)):
@@ -156,7 +156,7 @@ def check_log_prob_range(action_mask, logp=None, train_logp=None, ref_logp=None,
     return None
 
 
-# 14_faults/14_9_0_batch, cell 8
+# 14_faults/14_9_0_batch, cell 10
 def check_reference(ref_logp, action_mask):
     """The reference policy's log-probs [B, T-1] are not all 0 on kept tokens, or a Finding."""
     if not action_mask.any() or (ref_logp[action_mask] != 0).any():
@@ -164,7 +164,7 @@ def check_reference(ref_logp, action_mask):
     return Finding('the reference policy was not asked', f'all {int(action_mask.sum())} log-probabilities are 0')
 
 
-# 14_faults/14_9_0_batch, cell 8
+# 14_faults/14_9_0_batch, cell 10
 def check_copied_log_probs(train_logp, logp, action_mask):
     """The trainer's log-probs [B, T-1] are not the engine's to the last digit, or a Finding."""
     kept = train_logp[action_mask]
@@ -173,7 +173,7 @@ def check_copied_log_probs(train_logp, logp, action_mask):
     return Finding('trainer and engine agree to the last digit', f'on {len(kept)} kept tokens: a copy (verl: bypass mode)?')
 
 
-# 14_faults/14_9_0_batch, cell 8
+# 14_faults/14_9_0_batch, cell 10
 def check_sampler_gap(train_logp, logp, action_mask, same_weights=None):
     """The engine's policy is near the trainer's by quantiles of the gap on kept tokens, or a Finding."""
     gap = (train_logp - logp)[action_mask].abs()
@@ -186,7 +186,7 @@ def check_sampler_gap(train_logp, logp, action_mask, same_weights=None):
     return Finding('the sampler is far from the trainer', f'the gap is {middle:.3g} nats at the median, {high:.3g} at 95%')
 
 
-# 14_faults/14_9_0_batch, cell 9
+# 14_faults/14_9_0_batch, cell 11
 def longest_runs(x):
     """For each True of x [B, N] the length of its run of Trues, 0 elsewhere: int [B, N]."""
     column = torch.arange(x.shape[1]).expand(x.shape)
@@ -195,7 +195,7 @@ def longest_runs(x):
     return (after - before - 1) * x
 
 
-# 14_faults/14_9_0_batch, cell 9
+# 14_faults/14_9_0_batch, cell 11
 def check_engine_zeros(logp, train_logp, action_mask, shortest=2):
     """No run of kept tokens has the engine's log-prob 0 and a much lower one of the trainer, or a Finding."""
     zero = action_mask & (logp == 0)
@@ -208,7 +208,7 @@ def check_engine_zeros(logp, train_logp, action_mask, shortest=2):
                    f'{float(train_logp[unsampled].mean()):.3g} of the trainer', **first_place(unsampled))
 
 
-# 14_faults/14_9_0_batch, cell 10
+# 14_faults/14_9_0_batch, cell 12
 def check_twins(ids, group, action_mask, logp):
     """No two rows of a group were sampled alike by less than one chance in a thousand, or a Finding."""
     seen, total = {}, keep_only(logp, action_mask).sum(1)
@@ -221,7 +221,7 @@ def check_twins(ids, group, action_mask, logp):
     return None
 
 
-# 14_faults/14_9_0_batch, cell 10
+# 14_faults/14_9_0_batch, cell 12
 def check_critic(values, action_mask):
     """The critic's values [B, T-1] differ somewhere on kept tokens, or a Finding."""
     kept = values[action_mask]
@@ -230,7 +230,7 @@ def check_critic(values, action_mask):
     return Finding('the critic says the same everywhere', f'{len(kept)} values of {float(kept[0]):.3g}')
 
 
-# 14_faults/14_9_0_batch, cell 10
+# 14_faults/14_9_0_batch, cell 12
 def check_given_ids(ids, given_ids):
     """input_ids [B, T] are prompts and responses side by side, given_ids [B, T], or a Finding."""
     if not (wrong := ids != given_ids).any():
@@ -240,7 +240,7 @@ def check_given_ids(ids, given_ids):
     return Finding('ids are not prompt and response', evidence, row, max(column - 1, 0))
 
 
-# 14_faults/14_9_0_batch, cell 11
+# 14_faults/14_9_0_batch, cell 13
 def check_left_padding(ids, attention_mask):
     """No row's attended tokens begin with a run of the id that pads other rows, or of ids alike, or a Finding."""
     attended = attention_mask.bool()
@@ -255,7 +255,7 @@ def check_left_padding(ids, attention_mask):
                    f'attended tokens of id {int(ids[row, 0])}', row)
 
 
-# 14_faults/14_9_0_batch, cell 11
+# 14_faults/14_9_0_batch, cell 13
 def check_positions(position_ids, attention_mask):
     """Positions [B, T] rise by 1 or begin anew at 0 from one attended token to the next, or a Finding."""
     attended, position = attention_mask.bool(), position_ids.long()
@@ -268,7 +268,7 @@ def check_positions(position_ids, attention_mask):
     return Finding('positions do not count attended tokens', f'{int(wrong.sum() + first.sum())} places', **place)
 
 
-# 14_faults/14_9_0_batch, cell 12
+# 14_faults/14_9_0_batch, cell 14
 def check_weight_range(weights, train_logp, logp, action_mask, cap=20.0):
     """Token weights [B, T-1] have no floor, and a cap where ratios need one, or a Finding."""
     w, ratio = weights[action_mask], (train_logp - logp)[action_mask].exp()
@@ -288,7 +288,7 @@ def check_weight_range(weights, train_logp, logp, action_mask, cap=20.0):
                    f'{int(pile.sum())} weights are {float(lowest):.3g}, their ratios from {float(ratio[pile].min()):.2g}', **place)
 
 
-# 14_faults/14_9_0_batch, cell 13
+# 14_faults/14_9_0_batch, cell 15
 def check_scored_tokens(action_mask, logp):
     """As check_sampled_mask (14.1), if most kept tokens lack a log-prob [B, T-1] or a shift would fit; or a Finding."""
     sampled, kept = logp != 0, int(action_mask.sum())
@@ -299,7 +299,7 @@ def check_scored_tokens(action_mask, logp):
     return None
 
 
-# 14_faults/14_9_0_batch, cell 13
+# 14_faults/14_9_0_batch, cell 15
 def check_raised_weights(weights, train_logp, logp, action_mask, precision=1e-6):
     """As check_lower_clip (14.6), up to one factor for all weights [B, T-1] and rounding; or a Finding."""
     w, ratio = weights[action_mask], (train_logp - logp)[action_mask].exp()

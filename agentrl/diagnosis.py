@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_diagnose.py. Do not edit: change it there, then `make export`.
-# Body: 77a6c5e44d2067cf
+# Body: 4ac0545ab770f630
 """14.9 Diagnose a batch from any trainer."""
 
 import inspect
@@ -73,14 +73,14 @@ class UnusableField(ValueError):
         self.row, self.column = (*place, None, None)[:2]
 
 
-# 14_faults/14_9_diagnose, cell 3
+# 14_faults/14_9_diagnose, cell 4
 def shape_of(name, ids_shape, kind):
     """The shape that a field must have, given that of ids (or of action_mask, plus a column)."""
     n_rows, width = ids_shape
     return {'tokens': (n_rows, width), 'columns': (n_rows, width - 1), 'rows': (n_rows,)}[kind]
 
 
-# 14_faults/14_9_diagnose, cell 3
+# 14_faults/14_9_diagnose, cell 5
 def plain_tensor(name, value):
     """An array, list or jagged tensor as a tensor on the CPU, jagged rows padded with 0 at the right."""
     try:
@@ -94,7 +94,7 @@ def plain_tensor(name, value):
     return tensor
 
 
-# 14_faults/14_9_diagnose, cell 3
+# 14_faults/14_9_diagnose, cell 6
 def read_field(name, value, shape, others=()):
     """One array as a tensor of this shape, or one of `others`; UnusableField for anything else."""
     tensor = plain_tensor(name, value)
@@ -111,7 +111,7 @@ def read_field(name, value, shape, others=()):
     return tensor.bool()
 
 
-# 14_faults/14_9_diagnose, cell 3
+# 14_faults/14_9_diagnose, cell 7
 def check_finite(name, tensor, where):
     """UnusableField unless `tensor` is finite where `where` is set."""
     bad = ~tensor.isfinite() & where
@@ -123,7 +123,7 @@ def check_finite(name, tensor, where):
         )
 
 
-# 14_faults/14_9_diagnose, cell 4
+# 14_faults/14_9_diagnose, cell 8
 def codes(labels):
     """Labels of any kind, one a row, as numbers."""
     labels = [str(label) for label in (labels.tolist() if hasattr(labels, 'tolist') else labels)]
@@ -131,7 +131,7 @@ def codes(labels):
     return [number[label] for label in labels]
 
 
-# 14_faults/14_9_diagnose, cell 4
+# 14_faults/14_9_diagnose, cell 9
 def read_one(name, kind, value, read):
     """A field as checks take it, given those already read; UnusableField says why it cannot be."""
     mask = read['action_mask']  # bool [B, T-1]
@@ -158,7 +158,7 @@ def read_one(name, kind, value, read):
     return tensor.double().nan_to_num(0.0, 0.0, 0.0)
 
 
-# 14_faults/14_9_diagnose, cell 4
+# 14_faults/14_9_diagnose, cell 10
 def read_mask(batch):
     """action_mask as bool [B, T-1]; UnusableField if there is none that can be used."""
     if batch.get('action_mask') is None:
@@ -172,7 +172,7 @@ def read_mask(batch):
     return read_field('action_mask', mask, tuple(mask.shape))
 
 
-# 14_faults/14_9_diagnose, cell 5
+# 14_faults/14_9_diagnose, cell 11
 def read_batch(batch):
     """Known fields of a mapping in the book's layout, as checks take them; unknown names; problems by field.
 
@@ -197,14 +197,14 @@ def read_batch(batch):
     return read, unknown, problems
 
 
-# 14_faults/14_9_diagnose, cell 5
+# 14_faults/14_9_diagnose, cell 11
 def with_guess(name, known=ALL_FIELDS):
     """An unknown name, with the field that it may be meant for."""
     close = get_close_matches(name, known, n=1, cutoff=0.85)
     return f'{name} (did you mean {close[0]}?)' if close else name
 
 
-# 14_faults/14_9_diagnose, cell 7
+# 14_faults/14_9_diagnose, cell 13
 @dataclass(frozen=True)
 class Check:
     """A check: name, section, function, checks that must be green before it, fields that replace it."""
@@ -225,7 +225,7 @@ class Check:
         return used, [p.name for p in parameters if p.default is p.empty]
 
 
-# 14_faults/14_9_diagnose, cell 8
+# 14_faults/14_9_diagnose, cell 14
 RESULTS = ('red', 'suspicious', 'green', 'not run')
 MASK = ('action mask', 'sampled mask', 'padding')
 CHECKS = (
@@ -268,14 +268,14 @@ CHECKS = (
 )
 
 
-# 14_faults/14_9_diagnose, cell 9
+# 14_faults/14_9_diagnose, cell 15
 QUESTIONS = {
     'the mask': MASK,
     'the advantages': ('estimator', 'group spread', 'GAE', 'returns', 'errored rows'),
 }
 
 
-# 14_faults/14_9_diagnose, cell 9
+# 14_faults/14_9_diagnose, cell 16
 @dataclass
 class Report:
     """What `diagnose` found: a line a check, the layout that was read, and names that were not used."""
@@ -339,14 +339,14 @@ class Report:
         return f'<p>{self.summary()}</p>{table}'
 
 
-# 14_faults/14_9_diagnose, cell 10
+# 14_faults/14_9_diagnose, cell 17
 def new_line(check, section, result, fault='', evidence='', row=None, column=None):
     """A line of a report."""
     return {'check': check, 'section': section, 'fault': fault, 'row': row, 'column': column,
             'result': result, 'evidence': evidence}
 
 
-# 14_faults/14_9_diagnose, cell 10
+# 14_faults/14_9_diagnose, cell 17
 def run_check(check, read, results, problems=()):
     """One line of a report: run the check, or say why it is not run. A check that crashes is a red line."""
     names, needed = check.arguments()
@@ -374,11 +374,11 @@ def run_check(check, read, results, problems=()):
     return new_line(check.name, check.section, check.result, **asdict(found))
 
 
-# 14_faults/14_9_diagnose, cell 11
+# 14_faults/14_9_diagnose, cell 18
 HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-# 14_faults/14_9_diagnose, cell 11
+# 14_faults/14_9_diagnose, cell 19
 def rounding_of(fields):
     """Relative rounding of the coarsest log-probs, values, weights or advantages, by dtype or by their digits."""
     worst = 1e-6
@@ -393,7 +393,7 @@ def rounding_of(fields):
     return worst
 
 
-# 14_faults/14_9_diagnose, cell 11
+# 14_faults/14_9_diagnose, cell 20
 def diagnose(batch, **more):
     """Run every check for which a batch suffices: a Report, whatever the input is.
 
@@ -423,7 +423,7 @@ def diagnose(batch, **more):
     return report
 
 
-# 14_faults/14_9_diagnose, cell 12
+# 14_faults/14_9_diagnose, cell 21
 TRL_NAMES = ('prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask', 'tool_mask',
              'old_per_token_logps', 'sampling_per_token_logps', 'ref_per_token_logps',
              'importance_sampling_ratio', 'num_items_in_batch')
@@ -433,7 +433,7 @@ TRL_COLUMNS = {
 }
 
 
-# 14_faults/14_9_diagnose, cell 12
+# 14_faults/14_9_diagnose, cell 22
 def from_trl(batch):
     """Fields of a batch of TRL's GRPOTrainer (prompt_ids, completion_ids, ...) in the book's layout."""
     prompt, completion = (torch.as_tensor(batch[name]) for name in ('prompt_ids', 'completion_ids'))
@@ -465,7 +465,7 @@ def from_trl(batch):
     return fields
 
 
-# 14_faults/14_9_diagnose, cell 13
+# 14_faults/14_9_diagnose, cell 23
 VERL_COLUMNS = {
     'response_mask': 'action_mask',
     'old_log_probs': 'train_logp',
@@ -480,7 +480,7 @@ VERL_COLUMNS = {
 VERL_NAMES = ('prompts', 'responses', 'input_ids', 'position_ids', 'uid', 'token_level_scores', *VERL_COLUMNS)
 
 
-# 14_faults/14_9_diagnose, cell 13
+# 14_faults/14_9_diagnose, cell 24
 def from_verl(batch):
     """Fields of a verl batch (responses, response_mask, ...; a mapping or DataProto) in the book's layout."""
     if hasattr(batch, 'batch'):
@@ -510,7 +510,7 @@ def from_verl(batch):
     return fields
 
 
-# 14_faults/14_9_diagnose, cell 14
+# 14_faults/14_9_diagnose, cell 25
 def read_layout(batch):
     """The layout of a batch by its names, and its fields in the book's layout."""
     inner = dict(batch.batch.items()) if hasattr(batch, 'batch') and not isinstance(batch, Mapping) else batch
@@ -524,7 +524,7 @@ def read_layout(batch):
     return 'book', dict(batch)
 
 
-# 14_faults/14_9_diagnose, cell 15
+# 14_faults/14_9_diagnose, cell 26
 def dump_step(policy, trajs, tok, cfg):
     """What a GRPO step of the book knows about its batch, as fields for `diagnose`."""
     from agentrl.advantages import compute_advantages  # the gym stays out of a doctor that has other patients
@@ -551,7 +551,7 @@ def dump_step(policy, trajs, tok, cfg):
     }
 
 
-# 14_faults/14_9_diagnose, cell 15
+# 14_faults/14_9_diagnose, cell 27
 def log_calls(trajs, limit):
     """A line for each call of finished episodes. None was cut: calls too long for the gym are malformed."""
     import pandas as pd
@@ -566,7 +566,7 @@ def log_calls(trajs, limit):
                          'invalid': [not ok for ok in good]})
 
 
-# 14_faults/14_9_diagnose, cell 20
+# 14_faults/14_9_diagnose, cell 32
 def symptoms(text):
     """Lines `symptom | mechanism | section` as a tuple of dicts."""
     lines = (line.split('|') for line in text.strip().splitlines())
@@ -590,7 +590,7 @@ CURVES = symptoms("""
 """)
 
 
-# 14_faults/14_9_diagnose, cell 21
+# 14_faults/14_9_diagnose, cell 33
 BEHAVIOUR = symptoms("""
     the agent starts to write observations | the mask lets the environment in | 12.1
     the agent does not end its calls | the end of a call is left out of the mask | 6.1
@@ -610,7 +610,7 @@ BEHAVIOUR = symptoms("""
 """)
 
 
-# 14_faults/14_9_diagnose, cell 22
+# 14_faults/14_9_diagnose, cell 34
 OPERATIONS = symptoms("""
     another micro-batch size, another result | means of pieces, not of the batch | 14.7
     another micro-batch size, another result | weights before the split: the cure | 6.2
@@ -627,7 +627,7 @@ OPERATIONS = symptoms("""
 SYMPTOMS = CURVES + BEHAVIOUR + OPERATIONS
 
 
-# 14_faults/14_9_diagnose, cell 24
+# 14_faults/14_9_diagnose, cell 36
 def symptom_table(links, rows=SYMPTOMS):
     """The list as a Markdown table, a row a symptom; links: {'14.9': a Markdown link} for each section."""
     causes = {}

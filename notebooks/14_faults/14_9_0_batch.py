@@ -131,6 +131,8 @@ def usable_rows(advantages, action_mask, errors=None):
     return a, used
 
 
+# %%
+#@save
 def check_estimator(advantages, reward, group, action_mask, estimator=None, errors=None, precision=1e-6):
     """Advantages ([B] or [B, T-1]) are a known estimator's of reward [B] in group [B], or a Finding."""
     a, used = usable_rows(advantages, action_mask, errors)
@@ -159,6 +161,8 @@ def check_estimator(advantages, reward, group, action_mask, estimator=None, erro
     return None
 
 
+# %%
+#@save
 def name_estimator(fields):
     """The estimator of a batch's fields: as declared, 'gae' with a critic, as recognised, or None."""
     if fields.get('estimator') is not None:

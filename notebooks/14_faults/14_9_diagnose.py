@@ -112,12 +112,16 @@ class UnusableField(ValueError):
         self.row, self.column = (*place, None, None)[:2]
 
 
+# %%
+#@save
 def shape_of(name, ids_shape, kind):
     """The shape that a field must have, given that of ids (or of action_mask, plus a column)."""
     n_rows, width = ids_shape
     return {'tokens': (n_rows, width), 'columns': (n_rows, width - 1), 'rows': (n_rows,)}[kind]
 
 
+# %%
+#@save
 def plain_tensor(name, value):
     """An array, list or jagged tensor as a tensor on the CPU, jagged rows padded with 0 at the right."""
     try:
@@ -131,6 +135,8 @@ def plain_tensor(name, value):
     return tensor
 
 
+# %%
+#@save
 def read_field(name, value, shape, others=()):
     """One array as a tensor of this shape, or one of `others`; UnusableField for anything else."""
     tensor = plain_tensor(name, value)
@@ -147,6 +153,8 @@ def read_field(name, value, shape, others=()):
     return tensor.bool()
 
 
+# %%
+#@save
 def check_finite(name, tensor, where):
     """UnusableField unless `tensor` is finite where `where` is set."""
     bad = ~tensor.isfinite() & where
@@ -167,6 +175,8 @@ def codes(labels):
     return [number[label] for label in labels]
 
 
+# %%
+#@save
 def read_one(name, kind, value, read):
     """A field as checks take it, given those already read; UnusableField says why it cannot be."""
     mask = read['action_mask']  # bool [B, T-1]
@@ -193,6 +203,8 @@ def read_one(name, kind, value, read):
     return tensor.double().nan_to_num(0.0, 0.0, 0.0)
 
 
+# %%
+#@save
 def read_mask(batch):
     """action_mask as bool [B, T-1]; UnusableField if there is none that can be used."""
     if batch.get('action_mask') is None:
@@ -333,6 +345,8 @@ QUESTIONS = {
 }
 
 
+# %%
+#@save
 @dataclass
 class Report:
     """What `diagnose` found: a line a check, the layout that was read, and names that were not used."""
@@ -441,6 +455,8 @@ def run_check(check, read, results, problems=()):
 HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
+# %%
+#@save
 def rounding_of(fields):
     """Relative rounding of the coarsest log-probs, values, weights or advantages, by dtype or by their digits."""
     worst = 1e-6
@@ -455,6 +471,8 @@ def rounding_of(fields):
     return worst
 
 
+# %%
+#@save
 def diagnose(batch, **more):
     """Run every check for which a batch suffices: a Report, whatever the input is.
 
@@ -505,6 +523,8 @@ TRL_COLUMNS = {
 }
 
 
+# %%
+#@save
 def from_trl(batch):
     """Fields of a batch of TRL's GRPOTrainer (prompt_ids, completion_ids, ...) in the book's layout."""
     prompt, completion = (torch.as_tensor(batch[name]) for name in ('prompt_ids', 'completion_ids'))
@@ -552,6 +572,8 @@ VERL_COLUMNS = {
 VERL_NAMES = ('prompts', 'responses', 'input_ids', 'position_ids', 'uid', 'token_level_scores', *VERL_COLUMNS)
 
 
+# %%
+#@save
 def from_verl(batch):
     """Fields of a verl batch (responses, response_mask, ...; a mapping or DataProto) in the book's layout."""
     if hasattr(batch, 'batch'):
@@ -630,6 +652,8 @@ def dump_step(policy, trajs, tok, cfg):
     }
 
 
+# %%
+#@save
 def log_calls(trajs, limit):
     """A line for each call of finished episodes. None was cut: calls too long for the gym are malformed."""
     import pandas as pd

@@ -79,6 +79,7 @@ def with_estimator(b, name, g):
 NAMES = ('grpo', 'grpo, population deviation', 'dr_grpo', 'rloo', 'batch scale', 'reinforce++', 'remax')
 
 
+# %%
 def healthy_batches(g, **shape):
     """{name: batch}: estimators, precisions, and habits that are no faults."""
     b = make_batch(g, **shape)
