@@ -12,11 +12,11 @@ PEERS := .venv-peers/bin/python
 PEERS_STAMP := .venv-peers/.stamp
 
 .PHONY: help figures test notebooks book sweep sweep-check evaluate-api lab export reproduce mutate bench bench-peers \
-  clean
+  lock clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
-	@echo "make test       run every check"
+	@echo "make test       run every check (ARGS='style unit': these steps)"
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
 	@echo "make book       make static pages of the notebooks, to read and search in a browser (.site/html)"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench      time a training step against the plain loop and the machine's matrix rate"
 	@echo "make bench-peers  time it beside TRL's GRPOTrainer (in an environment of its own)"
 	@echo "make export     write agentrl/ from the notebooks"
+	@echo "make lock       write requirements.lock from pyproject.toml (ARGS='--upgrade': with the newest versions)"
 	@echo "make clean      remove the environment, the caches and trained policies"
 
 define check_python
@@ -36,31 +37,38 @@ define check_python
   echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 endef
 
-$(STAMP): pyproject.toml
+# An environment, $(1), with the versions of requirements.lock. torch comes first and without a hash: its build for the
+# processor alone, for example, is not the registry's. All else must have its hash. The last line finds everything there,
+# and installs only what a CUDA build of torch asks for beyond the lock.
+define install
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps "$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements.lock)"
+$(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps --require-hashes --requirement requirements.lock
+$(1)/bin/python -m pip install $(PIP_FLAGS) --no-build-isolation --editable .
+endef
+
+$(STAMP): pyproject.toml requirements.lock
 	$(check_python)
-	$(PYTHON) -m venv .venv
-	$(RUN) -m pip install $(PIP_FLAGS) --editable '.[dev]'
+	$(call install,.venv)
 	@$(RUN) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" >/dev/null 2>&1 || true
 	@touch $@
 
-$(PEERS_STAMP): pyproject.toml tools/peers-requirements.txt
+$(PEERS_STAMP): pyproject.toml requirements.lock tools/peers-requirements.txt
 	$(check_python)
-	$(PYTHON) -m venv .venv-peers
-	$(PEERS) -m pip install $(PIP_FLAGS) --editable . --requirement tools/peers-requirements.txt
+	$(call install,.venv-peers)
+	$(PEERS) -m pip install $(PIP_FLAGS) --requirement tools/peers-requirements.txt
 	@touch $@
 
 figures: $(STAMP)
 	@$(RUN) -m tools.export
-	@$(RUN) -m tools.warm
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --figures --jobs $(JOBS)
 
 test: $(STAMP)
-	@$(RUN) -m tools.check
+	@$(RUN) -m tools.check $(ARGS)
 
 notebooks: $(STAMP)
 	@$(RUN) -m tools.export
-	@$(RUN) -m tools.warm
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --jobs $(JOBS) $(NOTEBOOKS)
 
@@ -97,6 +105,15 @@ bench-peers: $(PEERS_STAMP)
 
 export: $(STAMP)
 	@$(RUN) -m tools.export
+
+# One lock for every system and every Python, made by uv in an environment that is thrown away. A version stays unless
+# pyproject.toml asks for another one, or ARGS does: "--upgrade", or "--upgrade-package numpy".
+lock:
+	$(check_python)
+	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && $(PYTHON) -m venv $$folder && \
+	  $$folder/bin/python -m pip install --quiet uv && \
+	  $$folder/bin/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
+	    --annotation-style line --custom-compile-command "make lock" --quiet --output-file requirements.lock $(ARGS)
 
 clean:
 	rm -rf .venv .venv-peers .cache .site .pytest_cache .hypothesis .ruff_cache *.egg-info

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/06_policy_gradient/06_2_loss_aggregation.py. Do not edit: change it there, then `make export`.
-# Body: 9bffd8e533061936
+# Body: ec7cd2de2a9ef032
 """6.2 Give every token its weight before splitting the batch."""
 
 import torch
@@ -16,8 +16,10 @@ def loss_weights(mask, mode):
 
     token_mean (DAPO, Yu et al. 2025): 1 / kept tokens. seq_mean_token_mean (GRPO, Shao et al. 2024):
     1 / (kept rows * kept tokens of the row). seq_mean_token_sum (after Dr. GRPO, Liu et al. 2025):
-    1 / kept rows, those with a kept token. Another mode raises ValueError.
+    1 / kept rows, those with a kept token. ValueError for another mode, or a mask that has not two dimensions.
     """
+    if mask.dim() != 2:
+        raise ValueError(f'mask has shape {list(mask.shape)}; allowed: [B, T-1], a row per episode')
     keep = mask.bool().to(torch.float64)  # [B, T-1]
     lengths = keep.sum(1, keepdim=True)  # [B, 1]
     rows = (lengths > 0).sum().clamp(min=1)

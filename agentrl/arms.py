@@ -1,15 +1,14 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: ea067454019e5d84
+# Body: df2a223a17494a02
 """9.3 Name every experiment once."""
 
-import hashlib
+import csv
 import json
 import os
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
+from dataclasses import dataclass
 from unittest.mock import patch
 
 import joblib
@@ -19,11 +18,13 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from agentrl.base import DEMONSTRATED, make_rl_base
-from agentrl.cache import cached, code_version
+from agentrl.cache import cached, parts_of
 from agentrl.model import TinyAgent
+from agentrl.plotting import figures_dir
 from agentrl.tasks import EDIT_OPS, make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, evaluate, train_rl
+from agentrl.versions import code_version, digest
 
 # 09_grpo/09_3_arms, cell 2
 ARMS = {
@@ -58,7 +59,7 @@ EVALUATION = {'seed': 12345, 'samples': 16}                             # the fi
 
 
 # 09_grpo/09_3_arms, cell 4
-@cached('training', 'base')
+@cached
 def train_config(cfg, edits=DEMONSTRATED, base_seed=0, steps=STEPS, evaluation=EVALUATION):
     """Train the RL base under `cfg`: dict of weights, history (a row a step) and heldout (behaviour)."""
     tok = build_tokenizer(make_tasks('all'))
@@ -93,33 +94,25 @@ def policy_from(weights):
 # 09_grpo/09_3_arms, cell 5
 @dataclass(frozen=True)
 class Study:
-    """Arms of one function: {arm: settings}, train(arm, seed, base_seed) -> run, the modules that decide it.
+    """Arms that one function trains: {arm: settings} and train(arm, seed, base_seed) -> run.
 
     `seeds` are those of the runs that the book stores.
     """
     name: str
     arms: dict
     train: Callable
-    modules: tuple
     seeds: tuple = SEEDS
 
     def version(self, arm):
-        """A short text that changes with the settings of an arm or with any code that decides its result."""
+        """Twelve hex digits that change with the settings of an arm or with any code that decides its result."""
         if arm not in self.arms:
             raise ValueError(f'arm={arm!r} is not in the study {self.name!r}; '
                              f'choose one of {", ".join(self.arms)}')
-        settings = [self.arms[arm], asdict(RLConfig()), STEPS, EVALUATION, code_of(self.modules)]
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        words = {arm} | {part for part in parts_of(self.arms[arm]) if isinstance(part, str)}
+        return digest(json.dumps([self.arms[arm], code_version(self.train, words)], sort_keys=True))
 
 
-# 09_grpo/09_3_arms, cell 5
-@lru_cache
-def code_of(modules):
-    """The version of these modules' code, read once a session."""
-    return code_version(*modules)
-
-
-GRPO = Study('grpo', ARMS, train_arm, ('training', 'base'))
+GRPO = Study('grpo', ARMS, train_arm)
 
 
 # 09_grpo/09_3_arms, cell 7
@@ -130,17 +123,81 @@ TABLES = ('history', 'tasks', 'heldout')                                # in the
 # 09_grpo/09_3_arms, cell 7
 def runs_path(study, table):
     """Where one of the TABLES of a study is stored."""
-    return Path(files('agentrl')).parent / 'figures' / 'data' / f'{study.name}_{table}.csv'
-
-
-# 09_grpo/09_3_arms, cell 7
-def read_runs(study, table):
-    """A stored table, empty if there is none yet."""
-    path = runs_path(study, table)
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, 'version'])
+    return figures_dir() / 'data' / f'{study.name}_{table}.csv'
 
 
 # 09_grpo/09_3_arms, cell 8
+class DamagedTable(ValueError):
+    """A stored table that cannot be used: which file and line, what is wrong, what to do."""
+
+    def __init__(self, path, line, wrong):
+        super().__init__(f'{path}, line {line}: {wrong}; restore the file (git restore figures/data), or delete '
+                         'the rows of that run from all tables of its study to have it made again')
+
+
+# 09_grpo/09_3_arms, cell 9
+ROW_KEYS = {'history': ('step',), 'tasks': ('evaluation', 'task'), 'heldout': ('evaluated', 'length', 'context',
+                                                                               'max_turns', 'history')}
+
+
+# 09_grpo/09_3_arms, cell 9
+def wrong_with(row, header, seen, table):
+    """What is wrong with a row of a stored table, [texts]; `seen` holds the keys of the rows above it."""
+    if len(row) != len(header):
+        return [f'{len(row)} fields, the header has {len(header)}']
+    given = dict(zip(header, row))
+    found = [f'{name}={given[name]!r} is no whole number' for name in ('base', 'seed', 'step', 'evaluation')
+             if not given.get(name, '0').isdigit()]
+    found += [f'{name} is empty' for name in ('arm', 'version') if not given[name]]
+    key = tuple(given.get(name) for name in (*KEY, *ROW_KEYS[table]))
+    found += [f'the row of line {seen[key]} once more'] if key in seen else []
+    seen.setdefault(key, len(seen) + 2)
+    return found
+
+
+# 09_grpo/09_3_arms, cell 10
+def check_table(path, table):
+    """DamagedTable unless the file holds one of TABLES, whole."""
+    text = path.read_text(encoding='utf-8')
+    header, *rows = list(csv.reader(text.splitlines())) or [[]]
+    if missing := [name for name in (*KEY, 'version') if name not in header]:
+        raise DamagedTable(path, 1, f'the header has no {", ".join(missing)}')
+    if len(set(header)) < len(header) or not text.endswith('\n'):
+        raise DamagedTable(path, *((1, 'two columns of one name') if len(set(header)) < len(header) else
+                                   (len(rows) + 1, 'the file ends within a line')))
+    seen = {}
+    for line, row in enumerate(rows, start=2):
+        if wrong := wrong_with(row, header, seen, table):
+            raise DamagedTable(path, line, ', '.join(wrong))
+
+
+# 09_grpo/09_3_arms, cell 11
+def read_runs(study, table):
+    """A stored table, empty if there is none yet; DamagedTable if it cannot be used."""
+    path = runs_path(study, table)
+    if not path.exists():
+        return pd.DataFrame(columns=[*KEY, 'version'])
+    check_table(path, table)
+    return pd.read_csv(path)
+
+
+# 09_grpo/09_3_arms, cell 12
+def check_study(study):
+    """DamagedTable if a run of `heldout` lacks its history or a step of it, or its counts by task."""
+    runs = set(read_runs(study, 'heldout')[KEY].itertuples(index=False, name=None))
+    for table in ('history', 'tasks'):
+        path, rows = runs_path(study, table), read_runs(study, table)
+        parts = {run: part for run, part in rows.groupby(KEY)}
+        if path.exists() and (lost := sorted(runs - parts.keys())):
+            raise DamagedTable(path, len(rows) + 1, f'no rows of arm={lost[0][0]!r} base={lost[0][1]} '
+                               f'seed={lost[0][2]} ({len(lost)} such runs), which {study.name}_heldout.csv has')
+        for run, part in parts.items() if table == 'history' else ():
+            if part['step'].tolist() != list(range(len(part))):
+                raise DamagedTable(path, int(part.index[0]) + 2, f'the steps of arm={run[0]!r} base={run[1]} '
+                                   f'seed={run[2]} are not 0 to {len(part) - 1}')
+
+
+# 09_grpo/09_3_arms, cell 13
 def run_tables(run):
     """The rows of a run for each of TABLES that has some; `evaluation` numbers the rows of heldout from 0."""
     evaluations = run['heldout'] if isinstance(run['heldout'], list) else [run['heldout']]
@@ -150,7 +207,7 @@ def run_tables(run):
     return {name: tables[name] for name in TABLES if tables[name]}
 
 
-# 09_grpo/09_3_arms, cell 8
+# 09_grpo/09_3_arms, cell 13
 def store_run(study, arm, base, seed, run):
     """Put a run's rows into its tables, in place of older rows of the same arm and seeds.
 
@@ -170,7 +227,25 @@ def store_run(study, arm, base, seed, run):
             os.replace(part, runs_path(study, name))
 
 
-# 09_grpo/09_3_arms, cell 9
+# 09_grpo/09_3_arms, cell 14
+def end_with(parent):
+    """Let this worker process end within a second after its parent is gone."""
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# 09_grpo/09_3_arms, cell 14
+def worker_pool(jobs, **how):
+    """joblib's Parallel with `jobs` worker processes that end with this one; it yields results as they come."""
+    own = {'initializer': end_with, 'initargs': (os.getpid(),)} if jobs > 1 else {}
+    return joblib.Parallel(jobs, 'loky', return_as='generator_unordered', **how, **own)
+
+
+# 09_grpo/09_3_arms, cell 15
 def train_and_label(train, arm, base, seed):
     """What a worker process does: one run of a study's `train` on one thread; if it fails, the error as text."""
     torch.set_num_threads(1)
@@ -180,16 +255,18 @@ def train_and_label(train, arm, base, seed):
         return arm, base, seed, f'{type(error).__name__}: {error}'
 
 
-# 09_grpo/09_3_arms, cell 9
+# 09_grpo/09_3_arms, cell 15
 def missing_runs(study, arms, seeds, bases=(0,)):
     """(arm, base, seed) of the runs that are not stored, or were made by other code."""
+    check_study(study)
     stored = read_runs(study, 'heldout')
     done = set(stored[[*KEY, 'version']].itertuples(index=False, name=None))
+    versions = {arm: study.version(arm) for arm in arms}
     wanted = [(arm, base, seed) for arm in arms for base in bases for seed in seeds]
-    return [run for run in wanted if (*run, study.version(run[0])) not in done]
+    return [run for run in wanted if (*run, versions[run[0]]) not in done]
 
 
-# 09_grpo/09_3_arms, cell 10
+# 09_grpo/09_3_arms, cell 16
 def store_runs(study, runs, n):
     """Store `n` runs as they end, with progress; RuntimeError at the end that names those which failed."""
     failed = []
@@ -203,20 +280,19 @@ def store_runs(study, runs, n):
                                       'stored:', *failed]))
 
 
-# 09_grpo/09_3_arms, cell 10
+# 09_grpo/09_3_arms, cell 16
 def run_study(study, arms, seeds, bases=(0,), jobs=2):
     """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored (`store_runs`)."""
     if missing := missing_runs(study, arms, seeds, bases):
         with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
-            runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
-                joblib.delayed(train_and_label)(study.train, *run) for run in missing)
+            runs = worker_pool(jobs)(joblib.delayed(train_and_label)(study.train, *run) for run in missing)
             store_runs(study, runs, len(missing))
     tables = [read_runs(study, name) for name in ('heldout', 'history')]
     wanted = {'arm': arms, 'base': bases, 'seed': seeds}
     return tuple(table[table[KEY].isin(wanted).all(axis=1)].reset_index(drop=True) for table in tables)
 
 
-# 09_grpo/09_3_arms, cell 10
+# 09_grpo/09_3_arms, cell 16
 def arm_results(arms, seeds):
     """`run_study` for arms of this section."""
     return run_study(GRPO, arms, seeds)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_5_rl_base.py. Do not edit: change it there, then `make export`.
-# Body: 2ff5404b6fe40075
+# Body: 339a3d29219a1e45
 """5.5 Start from a policy that mostly fails, in useful ways."""
 
 import torch
@@ -130,7 +130,7 @@ def clone(tok, edits, seed):
 
 
 # 05_trajectories/05_5_rl_base, cell 8
-@cached('base')
+@cached
 def base_weights(vocabulary, edits, seed):
     """Weights of the cloned policy for a vocabulary (tuple of words)."""
     return clone(Tokenizer(vocabulary), edits, seed).state_dict()

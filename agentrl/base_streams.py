@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_8_the_base.py. Do not edit: change it there, then `make export`.
-# Body: d4cf54bfe3082050
+# Body: 219c1576b08193f0
 """12.8 Look at the base over many streams."""
 
 import torch
@@ -64,4 +64,4 @@ def measure_base(arm, seed=0, base_seed=0):
             | gradient_shares(policy, trajs[:16], tok)}
 
 
-BASE_STREAMS = Study('base_streams', BASE_ARMS, measure_base, ('base_streams', 'base'))
+BASE_STREAMS = Study('base_streams', BASE_ARMS, measure_base)

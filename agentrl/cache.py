@@ -1,196 +1,208 @@
-# Made by tools/export.py from notebooks/00_start_here/00_3_cache.py. Do not edit: change it there, then `make export`.
-# Body: 0599e89dcb2bd526
-"""0.3 Keep what was trained, under a key of its configuration and its code."""
+# Made by tools/export.py from notebooks/00_start_here/00_4_cache.py. Do not edit: change it there, then `make export`.
+# Body: afb3ff2112ecf4d8
+"""0.4 A cache for trained policies: a key of configuration and code, and a checksum."""
 
-import ast
 import functools
 import hashlib
 import inspect
 import io
+import json
 import os
-import pickle
 import re
-import textwrap
 import warnings
-from importlib.metadata import version
+import zipfile
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import joblib
+import numpy as np
+import torch
 from filelock import FileLock
-from joblib.func_inspect import get_func_code
-from joblib.memory import FileSystemStoreBackend
+
+from agentrl.versions import code_version, digest
 
 
-# 00_start_here/00_3_cache, cell 2
+# 00_start_here/00_4_cache, cell 2
 def cache_dir():
     """The folder of kept results: `$AGENTRL_CACHE`, or .cache/ in the repository. Deleting it costs time."""
     return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_CACHE') or '.cache')
 
 
-# 00_start_here/00_3_cache, cell 3
-def tree_text(node):
-    """A syntax tree as text, without its empty fields."""
-    if isinstance(node, ast.AST):
-        fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
-        return f'{type(node).__name__}({", ".join(f"{name}={tree_text(value)}" for name, value in fields)})'
-    return f'[{", ".join(map(tree_text, node))}]' if isinstance(node, list) else repr(node)
+# 00_start_here/00_4_cache, cell 3
+def weights_dir():
+    """The folder of results that come with the book: `$AGENTRL_WEIGHTS`, or figures/weights."""
+    return Path(files('agentrl')).parent / (os.environ.get('AGENTRL_WEIGHTS') or 'figures/weights')
 
 
-# 00_start_here/00_3_cache, cell 3
-@functools.cache
-def code_statements(source):
-    """The top-level statements of Python source as text, whatever its comments, docstrings and layout."""
-    tree = ast.parse(source)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            del node.body[0]
-    return [tree_text(statement) for statement in tree.body]
+# 00_start_here/00_4_cache, cell 4
+def describe(value, name='an argument'):
+    """An argument as lists, dicts, texts and numbers; ValueError for what has no such description."""
+    if is_dataclass(value):
+        changed = {one.name: getattr(value, one.name) for one in fields(value)
+                   if getattr(value, one.name) != one.default}
+        return {'class': type(value).__name__} | {key: describe(part, key) for key, part in changed.items()}
+    if isinstance(value, list | tuple):
+        return [describe(part, name) for part in value]
+    if isinstance(value, dict):
+        return {str(key): describe(part, key) for key, part in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError(f'{name}: a kept function was given a {type(value).__name__}; give it what that is made '
+                     'from (a seed, a name, a configuration)')
 
 
-# 00_start_here/00_3_cache, cell 5
-def outside_functions(node):
-    """All nodes of a syntax tree that run when the module is imported."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield child
-            yield from outside_functions(child)
+# 00_start_here/00_4_cache, cell 5
+def parts_of(value):
+    """A value and all values inside it."""
+    inside = [getattr(value, one.name) for one in fields(value)] if is_dataclass(value) else (
+        list(value.values()) + list(value) if isinstance(value, dict) else
+        value if isinstance(value, list | tuple) else [])
+    return [value, *(part for one in inside for part in parts_of(one))]
 
 
-# 00_start_here/00_3_cache, cell 5
-def imported_modules(source):
-    """Names of the agentrl modules that Python source imports outside of functions."""
-    names = []
-    for node in outside_functions(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names += [f'{node.module}.{alias.name}' for alias in node.names]
-    return sorted({f'{name}.'.split('.')[1] for name in names if name.split('.')[0] == 'agentrl'})
+# 00_start_here/00_4_cache, cell 6
+def result_key(function, arguments, cells=None):
+    """Twelve hex digits for a function's name and code, and the values of its arguments, {name: value}."""
+    said = json.dumps(describe(arguments), sort_keys=True)
+    parts = parts_of(arguments)
+    words = {part for part in parts if isinstance(part, str)}
+    classes = {type(part) for part in parts if is_dataclass(part)}
+    classes = sorted(classes, key=lambda one: one.__name__)
+    return digest(json.dumps([function.__qualname__, said, code_version(function, words, cells, classes)]))
 
 
-# 00_start_here/00_3_cache, cell 7
-def module_source(name):
-    """The source of agentrl/<name>.py."""
-    path = Path(files('agentrl')) / f'{name}.py'
+# 00_start_here/00_4_cache, cell 8
+def take_apart(value, arrays):
+    """A result as what JSON can say, its tensors appended to `arrays`; TypeError for what has no such form."""
+    if isinstance(value, torch.Tensor):
+        arrays.append(value.detach().numpy())
+        return {'tensor': len(arrays) - 1}
+    if isinstance(value, dict):
+        return {'dict': [[key, take_apart(part, arrays)] for key, part in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [take_apart(part, arrays) for part in value]}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f'a {type(value).__name__} cannot be kept; a result is made of dicts, lists, tuples, '
+                    'texts, numbers and tensors')
+
+
+# 00_start_here/00_4_cache, cell 9
+def put_together(said, arrays):
+    """The result that `take_apart` described."""
+    if not isinstance(said, dict):
+        return said
+    (kind, content), = said.items()
+    if kind == 'tensor':
+        return torch.from_numpy(arrays[content])
+    if kind == 'dict':
+        return {key: put_together(part, arrays) for key, part in content}
+    return {'list': list, 'tuple': tuple}[kind](put_together(part, arrays) for part in content)
+
+
+# 00_start_here/00_4_cache, cell 12
+def kept_bytes(key, result):
+    """A result under its key as the bytes of a file: SHA-256, then a NumPy archive of its arrays and its JSON."""
+    arrays = []
+    said = json.dumps({'key': key, 'result': take_apart(result, arrays)}).encode()
+    file = io.BytesIO()
+    np.savez(file, said=np.frombuffer(said, np.uint8), **{f'a{n}': one for n, one in enumerate(arrays)})
+    return hashlib.sha256(file.getvalue()).digest() + file.getvalue()
+
+
+# 00_start_here/00_4_cache, cell 13
+def open_kept(content, key):
+    """[result] of a kept file's bytes; [] if they are damaged, of another key, or no such file at all."""
+    if hashlib.sha256(content[32:]).digest() != content[:32]:
+        return []
+    try:
+        archive = np.load(io.BytesIO(content[32:]), allow_pickle=False)
+        said = json.loads(archive['said'].tobytes())
+        arrays = [archive[f'a{n}'] for n in range(len(archive.files) - 1)]
+        return [put_together(said['result'], arrays)] if said['key'] == key else []
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile):
+        return []
+
+
+# 00_start_here/00_4_cache, cell 14
+def read_kept(path, key):
+    """`open_kept` of a file, with a warning if nothing in it can be used; [] if there is no file."""
     if not path.exists():
-        known = ', '.join(sorted(file.stem for file in path.parent.glob('[a-z]*.py')))
-        raise ValueError(f'agentrl has no module {name!r}; it has: {known}. Import names by module, as in '
-                         '`from agentrl.tasks import Task`; modules are made by `make export`')
-    return path.read_text(encoding='utf-8')
+        return []
+    found = open_kept(path.read_bytes(), key)
+    if not found:
+        warnings.warn(f'the kept result {path.name} is damaged; it is made again', stacklevel=4)
+    return found
 
 
-DECIDES_NOTHING = ('cache', 'arms')                     # one keeps results, the other names and stores them
+# 00_start_here/00_4_cache, cell 15
+def write_kept(path, content):
+    """Write a file in one step, so that nobody reads half of it."""
+    part = path.with_name(f'{path.name}.{os.getpid()}.part')
+    part.write_bytes(content)
+    os.replace(part, path)
 
 
-# 00_start_here/00_3_cache, cell 7
-def code_version(*module_names):
-    """Twelve hex digits of SHA-256 over agentrl modules, what they import from agentrl, and torch."""
-    sources, queue = {}, [name.removeprefix('agentrl.') for name in module_names]
-    while queue:
-        name = queue.pop()
-        if name not in sources:
-            sources[name] = module_source(name)
-            queue += [new for new in imported_modules(sources[name]) if new not in DECIDES_NOTHING]
-    code = [(name, code_statements(sources[name])) for name in sorted(sources)]
-    return hashlib.sha256(repr((version('torch').split('+')[0], code)).encode()).hexdigest()[:12]
+# 00_start_here/00_4_cache, cell 16
+@contextmanager
+def one_thread():
+    """Let torch use one thread for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-# 00_start_here/00_3_cache, cell 11
-class CheckedStore(FileSystemStoreBackend):
-    """joblib's folder on disk; what it holds is used only if the SHA-256 written beside it is right."""
-
-    def dump_item(self, call_id, item, verbose=1):
-        super().dump_item(call_id, item, verbose)
-        path = Path(self.location, *call_id, 'output.pkl')
-        if path.exists():                               # on a full disk joblib warns and writes nothing
-            path.with_suffix('.sha256').write_text(hashlib.sha256(path.read_bytes()).hexdigest())
-
-    def contains_item(self, call_id):
-        path = Path(self.location, *call_id, 'output.pkl')
-        digest = path.with_suffix('.sha256')
-        if not path.exists():
-            return False
-        found = hashlib.sha256(path.read_bytes()).hexdigest().encode()
-        if digest.exists() and digest.read_bytes() == found:
-            return True
-        name = Path(self.location).name
-        warnings.warn(f'the kept result of {name} is damaged; it is made again', stacklevel=2)
-        return False
-
-    def get_cached_func_code(self, call_id):
-        """The code of `make_bytes`, so always unchanged: our key knows about code, joblib need not check."""
-        code, _, line = get_func_code(make_bytes)
-        return f'# first line: {line}\n{code}'
+# 00_start_here/00_4_cache, cell 17
+def lock_for(path):
+    """A lock between processes for whoever makes the file at `path`; none where nothing can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(path.with_suffix('.lock')).acquire()
+    except OSError:
+        return nullcontext()
 
 
-joblib.register_store_backend('checked', CheckedStore)
-
-
-# 00_start_here/00_3_cache, cell 12
-def notebook_edits(cells):
-    """Statements in a notebook's exporting cells that the module made from it lacks; [] if not edited."""
-    marks = [re.match(r'#\s?@save\b *(\w*)', cell) for cell in cells]
-    names = [mark[1] for mark in marks if mark and mark[1]]
-    known = code_statements(module_source(names[0])) if names else []
-    edits = set()
-    for cell in (cell for cell, mark in zip(cells, marks, strict=True) if mark):
+# 00_start_here/00_4_cache, cell 18
+def make_and_keep(path, key, make):
+    """The result of make(), read if another process has just made it, else made and written to `path`."""
+    with lock_for(path):
+        if found := read_kept(path, key):
+            return found[0]
+        with one_thread():
+            content = kept_bytes(key, make())
         try:
-            edits |= set(code_statements(cell))
-        except SyntaxError:                                     # a cell that did not run
-            continue
-    return sorted(edit for edit in edits.difference(known) if not edit.startswith('Import'))
+            write_kept(path, content)
+        except OSError as error:
+            warnings.warn(f'{path.name} could not be kept: {error}', stacklevel=3)
+        return open_kept(content, key)[0]
 
 
-# 00_start_here/00_3_cache, cell 14
-class PlainPickler(pickle.Pickler):
-    """Refuses tensors, whose pickles differ between processes."""
+# 00_start_here/00_4_cache, cell 19
+def cached(function):
+    """Decorator: keep results on disk under a function's name, its code with all that it uses, and its arguments.
 
-    def reducer_override(self, part):
-        kind = type(part)
-        if kind.__module__.startswith('torch') and kind.__name__ in ('Tensor', 'Parameter', 'Generator'):
-            raise ValueError(f'a kept function was given a {kind.__name__}; give it what that is made from '
-                             '(a seed, a name, a configuration)')
-        return NotImplemented
-
-
-# 00_start_here/00_3_cache, cell 14
-def argument_key(function, args, kwargs):
-    """The same text for the same arguments, however they are given."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    PlainPickler(io.BytesIO()).dump(dict(bound.arguments))
-    return joblib.hash(dict(bound.arguments))
-
-
-# 00_start_here/00_3_cache, cell 16
-def make_bytes(key, function, args, kwargs):
-    """What is really kept: the function's result, pickled. (joblib looks at the key alone.)"""
-    return pickle.dumps(function(*args, **kwargs))
-
-
-# 00_start_here/00_3_cache, cell 17
-def cached(*module_names):
-    """Decorator: keep results on disk under a function's name, code, arguments, and the code of modules.
-
-    A change in any of them gives a new key. A damaged file is made again with a warning. ValueError for an
-    unknown module and, when called, for arguments that hold tensors.
+    A change in any of them gives a new key. A damaged file is made again with a warning. Each call gives a
+    fresh object. `key(...)` of the decorated function is the key of a call. ValueError for arguments, TypeError
+    for results that have no plain description.
     """
-    modules_code = code_version(*module_names)
+    name = re.sub(r'[^\w.]', '_', function.__qualname__)
+    cells = getattr(function, '__globals__', {}).get('In')      # a notebook's list, which grows as cells run
 
-    def decorate(function):
-        name = re.sub(r'[^\w.]', '_', f'{module_names[0].removeprefix("agentrl.")}.{function.__qualname__}')
-        code = (modules_code, code_statements(textwrap.dedent(inspect.getsource(function))))
-        cells = function.__globals__.get('In', [])              # a notebook's list, which grows as cells run
+    def key(*args, **kwargs):
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return result_key(function, dict(bound.arguments), cells)
 
-        @functools.wraps(function)
-        def fetch(*args, **kwargs):
-            key = joblib.hash((argument_key(function, args, kwargs), code, notebook_edits(cells)))
-            memory = joblib.Memory(cache_dir() / name, backend='checked', compress=3, verbose=0)
-            kept = memory.cache(make_bytes, ignore=['function', 'args', 'kwargs'])
-            with FileLock(cache_dir() / name / f'{key}.lock'):
-                return pickle.loads(kept(key, function, args, kwargs))
+    @functools.wraps(function)
+    def fetch(*args, **kwargs):
+        this = key(*args, **kwargs)
+        path = cache_dir() / name / f'{this}.kept'
+        found = read_kept(weights_dir() / f'{name}-{this}.kept', this) or read_kept(path, this)
+        return found[0] if found else make_and_keep(path, this, lambda: function(*args, **kwargs))
 
-        return fetch
-    return decorate
+    fetch.key = key
+    return fetch

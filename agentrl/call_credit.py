@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_2_credit_across_turns.py. Do not edit: change it there, then `make export`.
-# Body: 1b33bc52daf6f298
+# Body: 9bc0841e935159d6
 """12.2 Decide who gets the credit: the episode, the token or the call."""
 
 from fractions import Fraction
@@ -77,7 +77,7 @@ def warm_critic(policy, tok, cfg, generator, sets=3, steps=60):
 
 
 # 12_multi_turn/12_2_credit_across_turns, cell 6
-@cached('call_credit', 'base')
+@cached
 def train_with_critic(estimate, cfg, base_seed=0, steps=STEPS, evaluation=EVALUATION):
     """Train the RL base with one of ESTIMATES: dict of weights, critic, history and heldout."""
     tok, tasks = build_tokenizer(make_tasks('all')), make_tasks('train')
@@ -98,10 +98,10 @@ def train_critic_arm(arm, seed=0, base_seed=0):
 
 
 CREDIT_ARMS = {'token GAE': {'step_penalty': 0.05}, 'turn GAE': {'step_penalty': 0.05}}
-CREDIT = Study('credit', CREDIT_ARMS, train_critic_arm, ('call_credit', 'base'))
+CREDIT = Study('credit', CREDIT_ARMS, train_critic_arm)
 
 
-# 12_multi_turn/12_2_credit_across_turns, cell 14
+# 12_multi_turn/12_2_credit_across_turns, cell 16
 @exercise
 def check_call_advantages(attempt):
     """Try `attempt(rewards, values)`, lists of K fractions, as A_k at gamma = lambda = 1: what is wrong, in words."""

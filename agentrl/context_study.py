@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_4_context_training.py. Do not edit: change it there, then `make export`.
-# Body: b034e9d394dea1bf
+# Body: effdf368a6298b9c
 """12.4.1 Train in the context in which you deploy."""
 
 from functools import partial
@@ -16,7 +16,7 @@ from agentrl.training import RLConfig, train_rl
 
 
 # 12_multi_turn/12_4_context_training, cell 2
-@cached('context', 'base')
+@cached
 def train_context(context, seed=0, base_seed=0, steps=STEPS):
     """Train the RL base under a named context policy: dict of weights and history (a row a step)."""
     tok, tasks = build_tokenizer(make_tasks('all')), make_tasks('train')
@@ -54,4 +54,4 @@ def cross_evaluate(policy, seed=0):
     return rows
 
 
-CONTEXT = Study('context', CONTEXT_ARMS, train_and_cross, ('context', 'base'))
+CONTEXT = Study('context', CONTEXT_ARMS, train_and_cross)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/07_advantages/07_2_critic.py. Do not edit: change it there, then `make export`.
-# Body: 9b514646a9c01012
+# Body: a5820d7a5643bba5
 """7.2 Train a critic, and ask how much there is to predict."""
 
 import copy
@@ -13,7 +13,7 @@ from agentrl.cache import cached
 from agentrl.credit import outcome_rewards, returns_to_go
 from agentrl.environment import EditBudgetEnv
 from agentrl.episodes import collate, length_buckets, take_rows
-from agentrl.gradient import keep_only
+from agentrl.gradient import check_kept, keep_only, same_within
 from agentrl.sampling import rollout_batch
 from agentrl.tasks import make_tasks, randomize_names
 from agentrl.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ def verdict_returns(batch):
 
 
 # 07_advantages/07_2_critic, cell 10
-@cached('critic')
+@cached
 def critic_weights(vocabulary, n, steps, seed):
     """Weights of a critic of the RL base, fitted to `n` episodes of each train task (those of `seed`)."""
     tok, rng = Tokenizer(vocabulary), torch.Generator().manual_seed(seed)
@@ -126,10 +126,16 @@ def make_base_critic(tok, n=24, steps=60, seed=0):
 def explained_variance(values, returns, mask):
     """1 - Var(returns - values) / Var(returns) over the kept positions (population variances), a float.
 
-    ValueError if the returns there do not vary: then there is nothing to explain.
+    ValueError if the returns there do not vary: then there is nothing to explain. ValueError for other shapes,
+    and for kept numbers that are not finite.
     """
-    values, returns = values[mask.bool()], returns[mask.bool()]
-    if not len(returns) or returns.amax() == returns.amin():
+    if not values.shape == returns.shape == mask.shape:
+        raise ValueError('values, returns, mask: shapes '
+                         f'{[list(x.shape) for x in (values, returns, mask)]}; all must be equal')
+    check_kept(mask, values=values, returns=returns)
+    dtype = returns.dtype
+    values, returns = values[mask.bool()].double(), returns[mask.bool()].double()
+    if not len(returns) or same_within(returns.amin(), returns.amax(), dtype):
         raise ValueError(f'{len(returns)} kept returns without variance; explained variance needs returns '
                          'that differ: use more episodes')
     return 1 - ((returns - values).var(correction=0) / returns.var(correction=0)).item()

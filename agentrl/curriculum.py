@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_3_budget_and_penalty.py. Do not edit: change it there, then `make export`.
-# Body: 340fe0415f72b18b
+# Body: b3e1bdac5f206343
 """12.3 A turn budget and a cost for each call decide what is learned."""
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ CURRICULUM_ARMS = {
 
 
 # 12_multi_turn/12_3_budget_and_penalty, cell 12
-@cached('curriculum', 'base')
+@cached
 def train_stages(stages, cfg, base_seed, evaluation):
     """Train the RL base through stages of turn budgets; evaluated under the last one, as in 9.3."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
@@ -63,7 +63,7 @@ def train_curriculum(arm, seed=0, base_seed=0):
     return train_stages(CURRICULUM_ARMS[arm]['stages'], RLConfig(seed=seed), base_seed, EVALUATION)
 
 
-CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum', 'base'))
+CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum)
 
 
 # 12_multi_turn/12_3_budget_and_penalty, cell 13

@@ -1,11 +1,12 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_2_episodes.py. Do not edit: change it there, then `make export`.
-# Body: 15908fa0ef6beb40
+# Body: 60824d0698ee86ce
 """5.2 Keep a record of who wrote each token."""
 
 from dataclasses import dataclass, field
 
 import torch
 
+from agentrl.environment import check_count
 from agentrl.tokenizer import BOS, OBS, OBS_END
 
 # 05_trajectories/05_2_episodes, cell 2
@@ -30,6 +31,16 @@ class TokenRow:
 
 
 # 05_trajectories/05_2_episodes, cell 5
+def check_call(call_ids, call_logp):
+    """ValueError unless a call has one id or more, and for each a log-probability that is a number."""
+    if not len(call_ids) or len(call_ids) != len(call_logp):
+        raise ValueError(f'call_ids has {len(call_ids)} ids, call_logp {len(call_logp)} log-probabilities; a call has '
+                         'one id or more, and a log-probability for each')
+    if any(logp != logp for logp in call_logp):
+        raise ValueError(f'call_logp={list(call_logp)} holds NaN; are the weights of the policy finite?')
+
+
+# 05_trajectories/05_2_episodes, cell 5
 class Episode(TokenRow):
     """One running episode: the row of its tokens, its calls as text (`actions`), reward, info and `done`."""
 
@@ -44,14 +55,18 @@ class Episode(TokenRow):
                              f'use at least {needed}')
 
     def act(self, call_ids, call_logp):
-        """Make the call of these ids, sampled at these log-probabilities; append the environment's answer."""
+        """Make the call of these ids, sampled at these log-probabilities; append the environment's answer.
+
+        ValueError for an empty call, lengths that differ, ids without a word and a log-probability that is NaN.
+        """
         if self.done:
             raise RuntimeError(f"the episode has ended ({self.info['stop']}); start a new Episode")
-        turn = len(self.actions)
+        check_call(call_ids, call_logp)
+        text, turn = self.tok.decode(call_ids), len(self.actions)
         self.append(turn, ('policy', list(call_ids)))
         self.logp[len(self.logp) - len(call_ids):] = call_logp
-        self.actions.append(self.tok.decode(call_ids))
-        observation, reward, terminated, truncated, self.info = self.env.step(self.actions[-1])
+        self.actions.append(text)
+        observation, reward, terminated, truncated, self.info = self.env.step(text)
         self.reward += reward
         self.done = terminated or truncated
         if not self.done:
@@ -107,7 +122,12 @@ def make_trajectory(episode):
 
 # 05_trajectories/05_2_episodes, cell 11
 def pad_rows(rows, width, value):
-    """Stack 1-D tensors into [B, width], filled with `value` at the right; ValueError if a row is longer."""
+    """Stack 1-D tensors into [B, width], filled with `value` at the right.
+
+    ValueError if there is no row or one is longer.
+    """
+    if not rows:
+        raise ValueError('rows is empty; a batch has one row or more')
     if (longest := max(len(row) for row in rows)) > width:
         raise ValueError(f'a row of {longest} does not fit into width={width}')
     out = rows[0].new_full((len(rows), width), value)
@@ -119,6 +139,8 @@ def pad_rows(rows, width, value):
 # 05_trajectories/05_2_episodes, cell 11
 def collate(trajs, pad_id):
     """Trajectories as a batch: ids, owner, turn [B, T]; action_mask, logp [B, T-1]; reward, length [B]."""
+    if not trajs:
+        raise ValueError('trajs is empty; a batch has one trajectory or more')
     width = max(len(traj.ids) for traj in trajs)
     return {
         'ids': pad_rows([traj.ids for traj in trajs], width, pad_id),
@@ -134,6 +156,8 @@ def collate(trajs, pad_id):
 # 05_trajectories/05_2_episodes, cell 13
 def take_rows(batch, rows):
     """Rows of a batch as a batch of its own, without the columns that are padding in all of them."""
+    if not len(batch['length'][rows]):
+        raise ValueError('rows is empty; a batch has one row or more')
     spare = batch['ids'].shape[1] - int(batch['length'][rows].max())
     return {name: value[rows][:, :value.shape[1] - spare] if value.dim() == 2 else value[rows]
             for name, value in batch.items()}
@@ -142,4 +166,5 @@ def take_rows(batch, rows):
 # 05_trajectories/05_2_episodes, cell 13
 def length_buckets(length, size=32):
     """Row numbers sorted by length and cut into buckets of `size`: length [B] -> list of [<=size]."""
+    check_count('size', size)
     return list(length.argsort(stable=True).split(size))

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_7_evidence.py. Do not edit: change it there, then `make export`.
-# Body: 587a764e858ee605
+# Body: fc0444b4272451d6
 """9.7 Say how sure you are, over seeds and over tasks."""
 
 import numpy as np
@@ -49,8 +49,18 @@ SETTINGS = {'method': 'percentile', 'vectorized': True, 'paired': False, 'n_resa
 
 
 # 09_grpo/09_7_evidence, cell 5
+def check_confidence(confidence):
+    """ValueError unless confidence is a number between 0 and 1."""
+    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
+        raise ValueError(f'confidence={confidence!r} must be a number between 0 and 1: 95% is 0.95')
+
+
+# 09_grpo/09_7_evidence, cell 5
 def expanded_level(confidence, n):
     """The level to ask of a percentile interval of `n` values to get `confidence` (Hesterberg 2015)."""
+    check_confidence(confidence)
+    if n < 2:
+        raise ValueError(f'n={n} values have no spread; an interval needs 2 or more')
     return float(1 - 2 * norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf((1 + confidence) / 2, n - 1)))
 
 
@@ -82,12 +92,13 @@ LEAST_SEEDS = 6                                             # with fewer, no per
 def interval(scores, statistic=np.mean, confidence=0.95, draw=draw_seeds):
     """{estimate, low, high, seeds, tasks} of scores [seeds, tasks]; no interval (nan) under LEAST_SEEDS.
 
-    ValueError for a table that is empty or has gaps.
+    ValueError for a table that is empty or has gaps, and for a confidence outside (0, 1).
     """
+    check_confidence(confidence)
     table = np.asarray(scores, dtype=float)
-    if table.ndim != 2 or not table.size or np.isnan(table).any():
-        raise ValueError(f'scores of shape {table.shape} with {int(np.isnan(table).sum())} missing values; '
-                         'give a full table [seeds, tasks]')
+    if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+        raise ValueError(f'scores of shape {table.shape} with {int((~np.isfinite(table)).sum())} missing values; '
+                         'give a full table [seeds, tasks] of finite numbers')
     low = high = float('nan')
     if len(table) >= LEAST_SEEDS:
         level = expanded_level(confidence, len(table))
@@ -120,7 +131,7 @@ def train_and_repeat(arm, seed=0, base_seed=0):
     return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat, ('training', 'base'))
+REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat)
 
 
 # 09_grpo/09_7_evidence, cell 13
@@ -134,9 +145,21 @@ def difference(one, other):
 
 
 # 09_grpo/09_7_evidence, cell 15
-def verdict(found, region):
-    """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high)."""
+SAME = 'the same within δ'
+
+
+# 09_grpo/09_7_evidence, cell 15
+def verdict(found, region, delta=0):
+    """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high).
+
+    With `delta`, an interval that the region leaves undecided but that lies inside (-delta, delta) is SAME. An
+    interval that is not there (nan) decides nothing. ValueError for bounds that are not in order.
+    """
     low, high = found['low'], found['high']
+    if not region[0] < region[1] or low > high:
+        raise ValueError(f'interval from {low} to {high}, region {tuple(region)}: the lower bound of each comes first')
     if low > region[0] and high < region[1]:
         return 'holds'
-    return 'does not hold' if high <= region[0] or low >= region[1] else 'undecided'
+    if high <= region[0] or low >= region[1]:
+        return 'does not hold'
+    return SAME if -delta < low and high < delta else 'undecided'

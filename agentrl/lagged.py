@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_1_weights_in_the_loop.py. Do not edit: change it there, then `make export`.
-# Body: 7cf3c7531c6c23b7
+# Body: 99b55834afc36d0e
 """13.1.1 Train on what an older policy sampled."""
 
 import copy
@@ -145,7 +145,7 @@ def few_tasks(n):
 
 
 # 13_staying_alive/13_1_weights_in_the_loop, cell 11
-@cached('lagged', 'base')
+@cached
 def train_weighed(settings, seed, base_seed, evaluation):
     """Train the RL base under LAGGED with `settings` in place: history, and heldout (256 own episodes).
 

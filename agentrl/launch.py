@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_8_fail_at_the_start.py. Do not edit: change it there, then `make export`.
-# Body: 225a8adfcdb7d69a
+# Body: b9c7eee157835f73
 """13.8 Fail at the start, not after a quarter of an hour."""
 
 import difflib
@@ -8,14 +8,13 @@ import queue
 import re
 import socket
 import threading
-import time
 from dataclasses import dataclass, fields
 from unittest.mock import patch
 
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from agentrl.arms import train_and_label
+from agentrl.arms import train_and_label, worker_pool
 from agentrl.environment import check_count
 from agentrl.episodes import MAX_CALL_TOKENS
 
@@ -172,35 +171,15 @@ def worker_was_killed(error):
 
 
 # 13_staying_alive/13_8_fail_at_the_start, cell 13
-def exit_with(parent):
-    """End this process a second after `parent` is gone, if it is a child of that process."""
-    def watch():
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    if os.getppid() == parent:
-        threading.Thread(target=watch, daemon=True).start()
-
-
-# 13_staying_alive/13_8_fail_at_the_start, cell 13
-def train_for(parent, train, *run):
-    """What a worker does: `train_and_label`, for as long as its parent lives."""
-    exit_with(parent)
-    return train_and_label(train, *run)
-
-
-# 13_staying_alive/13_8_fail_at_the_start, cell 13
 def start_workers(study, runs, jobs):
     """Yield (arm, base, seed, run or error text) as runs end, in worker processes of joblib's backend.
 
     Ray's backend gives nothing back before all have ended, so it gets a batch of `jobs` runs at a time.
     """
-    tasks = [joblib.delayed(train_for)(os.getpid(), study.train, *run) for run in runs]
+    tasks = [joblib.delayed(train_and_label)(study.train, *run) for run in runs]
     with patch.dict(os.environ, TQDM_DISABLE='1'):                      # one bar for all, none from workers
         if joblib.parallel.get_active_backend()[0].supports_return_generator:
-            yield from joblib.Parallel(jobs, return_as='generator_unordered', pre_dispatch='n_jobs',
-                                       batch_size=1)(tasks)
+            yield from worker_pool(jobs, pre_dispatch='n_jobs', batch_size=1)(tasks)
         else:
             for first in range(0, len(tasks), jobs):
                 yield from joblib.Parallel(jobs, batch_size=1)(tasks[first:first + jobs])

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_1_what_the_lower_clip_does.py. Do not edit: change it there, then `make export`.
-# Body: 355d05348a7dcef6
+# Body: 42933d447aed3da4
 """13.1.2 A lower clip of 0.5 ends the run."""
 
 from agentrl.arms import EVALUATION, Study
@@ -27,5 +27,5 @@ def train_lower_clip_arm(arm, seed=0, base_seed=0):
 
 
 FRESH_SEEDS = tuple(range(4, 12))
-LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)
-CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)
+LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, FRESH_SEEDS)
+CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, FRESH_SEEDS)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_6_mixtures.py. Do not edit: change it there, then `make export`.
-# Body: fb9dd5e7a2a40077
+# Body: f70b0adf74fbc954
 """12.6 Count tokens before you mix single-turn and multi-turn tasks."""
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from agentrl.cache import cached
 from agentrl.environment import ACTIONS, EditBudgetEnv, parse_call, passes
 from agentrl.exercises import exercise
 from agentrl.rewards import make_reward
-from agentrl.sampling import draw_tasks, sample_groups
+from agentrl.sampling import copy_tasks, draw_tasks, sample_groups
 from agentrl.tasks import compact_source, make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, behavior_stats, group_batch, heldout_stats, train_rl
@@ -67,7 +67,7 @@ def make_mixed_env(cfg):
 # 12_multi_turn/12_6_mixtures, cell 6
 def sample_named(policy, tasks, tok, cfg, generator, env_factory=make_mixed_env, n=None):
     """`sample_groups` for tasks of both formats, names drawn for each episode: list of Trajectory."""
-    copies = [task for task in tasks for _ in range(n or cfg.group_size)]
+    copies = copy_tasks(tasks, cfg.group_size if n is None else n)
     named = [draw_names(task, generator) for task in copies]
     return sample_groups(policy, named, tok, replace(cfg, fresh_names=False), generator, env_factory, n=1)
 
@@ -169,7 +169,7 @@ MIXTURE_ARMS = {
 
 
 # 12_multi_turn/12_6_mixtures, cell 18
-@cached('mixture')
+@cached
 def train_mixture(cfg, n_single, balanced, base_seed, steps, evaluation):
     """Train the RL base on both formats: weights, history with a `format_row` a step, heldout by format."""
     tok = build_tokenizer(make_tasks('all'))
@@ -194,4 +194,4 @@ def train_mixture_arm(arm, seed=0, base_seed=0):
     return train_mixture(RLConfig(seed=seed, **settings), n_single, balanced, base_seed, STEPS, EVALUATION)
 
 
-MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm, ('mixture', 'base'))
+MIXTURE = Study('mixture', MIXTURE_ARMS, train_mixture_arm)

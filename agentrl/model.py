@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_2_tiny_agent.py. Do not edit: change it there, then `make export`.
-# Body: b0e20023fd66d6c9
+# Body: 7827b2a90bdd2381
 """3.2 Build TinyAgent and read each token once."""
 
 from dataclasses import dataclass, replace
@@ -132,6 +132,7 @@ class TinyAgent(nn.Module):
     """Decoder-only transformer policy: `vocab_size` words, up to `max_len` tokens, on the CPU in float64."""
     def __init__(self, vocab_size, d=64, n_layers=3, n_heads=4, d_mlp=192, max_len=256, dtype=torch.float64, seed=0):
         super().__init__()
+        check_sizes(vocab_size=vocab_size, d=d, n_layers=n_layers, n_heads=n_heads, d_mlp=d_mlp, max_len=max_len)
         check_heads(d, n_heads)
         self.max_len, self.vocab_size, self.n_heads = max_len, vocab_size, n_heads
         self.tokens, self.positions = (nn.Embedding(n, d, dtype=dtype) for n in (vocab_size, max_len))
@@ -141,6 +142,7 @@ class TinyAgent(nn.Module):
         init_weights(self, torch.Generator().manual_seed(seed))
     def forward(self, ids):
         """Logits [B, T, V] for the token after each of ids [B, T]."""
+        check_batch(ids)
         check_ids(self, ids, ids.shape[1])
         return self.head(self.hidden(ids))
     def hidden(self, ids):
@@ -184,6 +186,14 @@ def init_weights(model, rng):
 
 
 # 03_model/03_2_tiny_agent, cell 10
+def check_sizes(**sizes):
+    """ValueError unless each of the named sizes is a whole number above 0."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f'{name}={size!r} must be a whole number >= 1')
+
+
+# 03_model/03_2_tiny_agent, cell 10
 def check_heads(d, n_heads):
     """ValueError if the width does not divide into heads."""
     if d % n_heads:
@@ -191,23 +201,43 @@ def check_heads(d, n_heads):
 
 
 # 03_model/03_2_tiny_agent, cell 10
+def check_batch(ids):
+    """ValueError unless ids are [B, T]."""
+    if ids.dim() != 2:
+        raise ValueError(f'ids have shape {list(ids.shape)}; allowed: [B, T]')
+
+
+# 03_model/03_2_tiny_agent, cell 10
 def check_ids(model, ids, length):
     """ValueError if the batch is longer than the context or holds a word the model has no row for."""
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f'ids are {ids.dtype}; allowed: whole numbers, such as torch.long')
     if length > model.max_len:
         raise ValueError(f'{length} tokens do not fit into the context of {model.max_len}; '
                          'shorten the episode or build TinyAgent with a larger max_len')
-    if ids.numel() and int(ids.max()) >= model.vocab_size:
-        raise ValueError(f'token id {int(ids.max())} is outside the vocabulary of {model.vocab_size} words; '
+    if ids.numel() and not 0 <= (wrong := int(ids.min())) <= (wrong := int(ids.max())) < model.vocab_size:
+        raise ValueError(f'token id {wrong} is outside the vocabulary of {model.vocab_size} words; '
                          'build TinyAgent(len(tok)) from the tokenizer that made these ids')
 
 
 # 03_model/03_2_tiny_agent, cell 13
+def check_positive(name, value):
+    """ValueError unless value is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float('inf'):
+        raise ValueError(f'{name}={value!r} must be a finite number > 0')
+
+
+# 03_model/03_2_tiny_agent, cell 13
 def selected_log_probs(logits, ids):
-    """log softmax(logits)[ids]: logits [..., V], ids [...] -> [...]."""
+    """log softmax(logits)[ids]: logits [..., V], ids [...] -> [...]; ValueError for other shapes."""
+    if logits.shape[:-1] != ids.shape:
+        raise ValueError(f'ids have shape {list(ids.shape)}; allowed: {list(logits.shape[:-1])}, one per row of logits')
     return logits.gather(-1, ids[..., None])[..., 0] - logits.logsumexp(-1)
 
 
 # 03_model/03_2_tiny_agent, cell 13
 def sequence_log_probs(model, ids, temperature=1.0):
     """log p(ids[:, t+1] | ids[:, :t+1]) at the given temperature: [B, T] -> [B, T-1]."""
+    check_batch(ids)
+    check_positive('temperature', temperature)
     return selected_log_probs(model(ids[:, :-1]) / temperature, ids[:, 1:])

@@ -1,14 +1,15 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_7_design_problems.py. Do not edit: change it there, then `make export`.
-# Body: d1bc65514e816364
+# Body: 01c6f010938186ca
 """12.7 Diagnose four failures, and run each beside its cure."""
 
 from dataclasses import replace
+from functools import partial
 from math import isnan
 
 import gymnasium as gym
 import torch
 
-from agentrl.advantages import compute_advantages, group_advantages
+from agentrl.advantages import compare_kept, compute_advantages
 from agentrl.arms import EVALUATION, STEPS, Study
 from agentrl.base import make_rl_base
 from agentrl.cache import cached
@@ -16,10 +17,11 @@ from agentrl.critic import batch_values, critic_step, fit_critic, make_critic
 from agentrl.environment import make_env
 from agentrl.episodes import MAX_CALL_TOKENS, OWNER, Episode, collate, make_trajectory
 from agentrl.exercises import exercise
+from agentrl.gradient import keep_only
 from agentrl.sampling import CachedReader, run_episodes, sample_groups, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, evaluate, train_rl
+from agentrl.training import RLConfig, evaluate, minibatch_step, rl_update, train_rl
 
 # 12_multi_turn/12_7_design_problems, cell 2
 CURE_ARMS, CURES = {}, {}                                               # arm: settings; arm: maker of parts
@@ -37,13 +39,13 @@ def cure(arm, **settings):
 
 # 12_multi_turn/12_7_design_problems, cell 2
 def without_nan(history):
-    """The history with clip_fraction 0 in place of 0/0: a minibatch kept no token, nothing was clipped."""
+    """The history with clip_fraction 0 in a step of which a minibatch kept no token (`coasting_step`)."""
     return [row | {'clip_fraction': 0.0 if isnan(row['clip_fraction']) else row['clip_fraction']}
             for row in history]
 
 
 # 12_multi_turn/12_7_design_problems, cell 2
-@cached('pathologies')
+@cached
 def train_cured(arm, cfg, base_seed, steps, evaluation):
     """Train the RL base under `cfg` with an arm's parts: dict of weights, history and heldout, as in 9.3."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
@@ -62,7 +64,7 @@ def train_pathology(arm, seed=0, base_seed=0):
     return train_cured(arm, RLConfig(seed=seed, **CURE_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-PATHOLOGIES = Study('pathologies', CURE_ARMS, train_pathology, ('pathologies',))
+PATHOLOGIES = Study('pathologies', CURE_ARMS, train_pathology)
 
 
 # 12_multi_turn/12_7_design_problems, cell 4
@@ -141,29 +143,42 @@ def charge_truncation(cfg, steps):
 
 # 12_multi_turn/12_7_design_problems, cell 10
 def mask_truncated(batch, cut, cfg):
-    """No token of a truncated episode is trained on; its reward still counts in its group's mean."""
+    """No token of a truncated episode is trained on."""
     return batch | {'action_mask': batch['action_mask'] & ~cut[:, None]}
 
 
 # 12_multi_turn/12_7_design_problems, cell 10
+def masked_advantages(batch, cut, cfg):
+    """Advantages [B, T-1] of what mask_truncated keeps, in groups whose means count the cut episodes too."""
+    return keep_only(compute_advantages(batch, cfg), mask_truncated(batch, cut, cfg)['action_mask'])
+
+
+# 12_multi_turn/12_7_design_problems, cell 11
+def coasting_step(policy, opt, minibatch, cfg, log_probs):
+    """minibatch_step, but Adam's momentum moves the weights where nothing is kept; clip_fraction nan then."""
+    if minibatch['action_mask'].any():
+        return minibatch_step(policy, opt, minibatch, cfg, log_probs)
+    for parameter in policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    opt.step()
+    return {'clip_fraction': float('nan'), 'grad_norm': 0.0}
+
+
+COASTING = partial(rl_update, step=coasting_step)
+
+
+# 12_multi_turn/12_7_design_problems, cell 11
 @cure('truncation masked', wrong_submit=-1.0)
 def leave_out_truncation(cfg, steps):
-    """Truncated episodes are left out of the update."""
-    return {'prepare': treated(mask_truncated)}
+    """Truncated episodes are left out of the update, but not of their groups' means."""
+    def prepare(trajs, tok, cfg):
+        batch, cut = collate(trajs, tok.pad_id), is_truncated(trajs)
+        return mask_truncated(batch, cut, cfg), masked_advantages(batch, cut, cfg)
+
+    return {'prepare': prepare, 'update': COASTING}
 
 
-# 12_multi_turn/12_7_design_problems, cell 11
-def compare_kept(rewards, kept, cfg):
-    """Group advantages [B] of the kept episodes among themselves; 0 for the others and for one left alone."""
-    advantages = torch.zeros_like(rewards)
-    for rows in torch.arange(len(rewards)).split(cfg.group_size):
-        rows = rows[kept[rows]]
-        if len(rows) > 1:
-            advantages[rows] = group_advantages(rewards[rows], len(rows), cfg.std_normalize)
-    return advantages
-
-
-# 12_multi_turn/12_7_design_problems, cell 11
+# 12_multi_turn/12_7_design_problems, cell 12
 @cure('truncation dropped', wrong_submit=-1.0)
 def drop_truncation(cfg, steps):
     """Truncated episodes are left out of the update and of the comparison with their siblings."""
@@ -172,17 +187,17 @@ def drop_truncation(cfg, steps):
         batch = mask_truncated(collate(trajs, tok.pad_id), cut, cfg)
         return batch, compare_kept(batch['reward'], ~cut, cfg)[:, None] * batch['action_mask']
 
-    return {'prepare': prepare}
+    return {'prepare': prepare, 'update': COASTING}
 
 
-# 12_multi_turn/12_7_design_problems, cell 14
+# 12_multi_turn/12_7_design_problems, cell 15
 def cut_values(critic, batch):
     """The critic's value before the last token that the policy wrote: [B]."""
     last = batch['action_mask'].cumsum(1).argmax(1)                     # [B], column of the last kept token
     return batch_values(critic, batch).gather(1, last[:, None])[:, 0]
 
 
-# 12_multi_turn/12_7_design_problems, cell 14
+# 12_multi_turn/12_7_design_problems, cell 15
 class Bootstrap:
     """Adds a critic's value to the reward of cut episodes (Pardo et al. 2018), then fits it one step."""
 
@@ -196,8 +211,8 @@ class Bootstrap:
         return batch
 
 
-# 12_multi_turn/12_7_design_problems, cell 15
-@cached('pathologies')
+# 12_multi_turn/12_7_design_problems, cell 16
+@cached
 def long_critic_weights(wrong_submit, max_turns, n, fit_steps):
     """Weights of a critic of the RL base, fitted to its submitted episodes under a budget of `max_turns`."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(0)
@@ -210,7 +225,7 @@ def long_critic_weights(wrong_submit, max_turns, n, fit_steps):
     return critic.state_dict()
 
 
-# 12_multi_turn/12_7_design_problems, cell 15
+# 12_multi_turn/12_7_design_problems, cell 16
 def make_long_critic(wrong_submit=-1.0, max_turns=24, n=8, fit_steps=30):
     """A critic that says what the RL base's episodes are worth if there is time to finish; kept on disk."""
     critic = make_critic(make_rl_base(build_tokenizer(make_tasks('all'))))
@@ -218,14 +233,14 @@ def make_long_critic(wrong_submit=-1.0, max_turns=24, n=8, fit_steps=30):
     return critic
 
 
-# 12_multi_turn/12_7_design_problems, cell 15
+# 12_multi_turn/12_7_design_problems, cell 16
 @cure('truncation bootstrapped', wrong_submit=-1.0)
 def bootstrap_truncation(cfg, steps):
     """Truncated episodes earn what the critic expects of them."""
     return {'prepare': treated(Bootstrap(make_long_critic(cfg.wrong_submit)))}
 
 
-# 12_multi_turn/12_7_design_problems, cell 17
+# 12_multi_turn/12_7_design_problems, cell 18
 class TurnsLeft(gym.Wrapper):
     """Ends each observation with `turns left n`, a digit a word."""
 
@@ -235,21 +250,21 @@ class TurnsLeft(gym.Wrapper):
         return f'{observation} turns left {" ".join(str(left))}', reward, terminated, truncated, info
 
 
-# 12_multi_turn/12_7_design_problems, cell 17
+# 12_multi_turn/12_7_design_problems, cell 18
 @cure('turns left shown', wrong_submit=-1.0)
 def show_turns_left(cfg, steps):
     """An environment whose observations say how many turns are left."""
     return {'env_factory': lambda cfg: TurnsLeft(make_env(cfg))}
 
 
-# 12_multi_turn/12_7_design_problems, cell 17
+# 12_multi_turn/12_7_design_problems, cell 18
 @cure('turns left priced', wrong_submit=-1.0)
 def price_turns_left(cfg, steps):
     """The turns left are shown, and truncated episodes earn wrong_submit."""
     return show_turns_left(cfg, steps) | {'prepare': treated(price_truncated)}
 
 
-# 12_multi_turn/12_7_design_problems, cell 21
+# 12_multi_turn/12_7_design_problems, cell 22
 def cap_words(text, cap):
     """`text` if it has at most `cap` words, else its head, the marker `...` and its tail, `cap` in all."""
     words = text.split()
@@ -261,7 +276,7 @@ def cap_words(text, cap):
     return ' '.join([*words[:head], '...', *words[len(words) - (cap - 1 - head):]])
 
 
-# 12_multi_turn/12_7_design_problems, cell 21
+# 12_multi_turn/12_7_design_problems, cell 22
 class CappedObservations(gym.Wrapper):
     """Shortens each observation to `cap` words; the issue stays whole."""
 
@@ -274,7 +289,7 @@ class CappedObservations(gym.Wrapper):
         return cap_words(observation, self.cap), *rest
 
 
-# 12_multi_turn/12_7_design_problems, cell 22
+# 12_multi_turn/12_7_design_problems, cell 23
 def window_rollouts(policy, envs, tasks, tok, max_turns, window, generator):
     """Episodes as in rollout_batch, cut at `window` <= policy.max_len tokens; draws do not depend on it."""
     if window > policy.max_len:
@@ -285,7 +300,7 @@ def window_rollouts(policy, envs, tasks, tok, max_turns, window, generator):
     return [make_trajectory(episode) for episode in episodes]
 
 
-# 12_multi_turn/12_7_design_problems, cell 22
+# 12_multi_turn/12_7_design_problems, cell 23
 def window_needed(traj, keep_obs=None):
     """Tokens of the longest view before a call, and room for it; keep_obs: the last observations kept."""
     views = []
@@ -296,7 +311,7 @@ def window_needed(traj, keep_obs=None):
     return max(views) + MAX_CALL_TOKENS
 
 
-# 12_multi_turn/12_7_design_problems, cell 26
+# 12_multi_turn/12_7_design_problems, cell 27
 @exercise
 def check_turns_left(wrap):
     """'right' if wrap(env) ends each observation with `turns left n`, changing nothing else; else why not."""
@@ -317,7 +332,7 @@ def check_turns_left(wrap):
     return 'right'
 
 
-# 12_multi_turn/12_7_design_problems, cell 27
+# 12_multi_turn/12_7_design_problems, cell 28
 @exercise
 def check_cut_rewards(rewards_of):
     """'right' if rewards_of(reward, cut, value), all [B], bootstraps what was cut, no gradient; else why."""

@@ -1,12 +1,14 @@
 # Made by tools/export.py from notebooks/00_start_here/00_2_figures_and_tables.py. Do not edit: change it there, then `make export`.
-# Body: bfb082c682031b8e
+# Body: 81c710d12c31fc47
 """0.2 Draw every figure from a table that is kept beside it."""
 
 import io
 import os
 import re
 import zlib
+from functools import reduce
 from importlib.resources import files
+from operator import add
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -118,7 +120,7 @@ def mean_interval(values):
     values = [float(value) for value in values]
     if not values:
         raise ValueError('values is empty: give at least one number, one a seed')
-    mean = sum(values) / len(values)
+    mean = reduce(add, values, 0.0) / len(values)
     half = t.ppf(0.975, len(values) - 1) * sem(values) if len(values) > 1 else float('nan')
     return mean, mean - half, mean + half
 

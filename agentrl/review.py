@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_7_design_review.py. Do not edit: change it there, then `make export`.
-# Body: 83291a7ecde0ecc7
+# Body: a4d3a035a3db5bfd
 """12.7.1 Review a design before it is deployed."""
 
 from functools import partial
@@ -116,7 +116,7 @@ def rehearsed_step(policy, tasks, tok, cfg, generator, env_factory=make_env, con
 
 
 # 12_multi_turn/12_7_design_review, cell 6
-@cached('review', 'base')
+@cached
 def train_review(context, starts, cfg, base_seed=0, steps=STEPS):
     """Train the RL base in one of VIEWS, behind histories of one of STARTS: dict of weights and history."""
     tok = build_tokenizer(make_tasks('all'))
@@ -145,7 +145,7 @@ def train_and_review(arm, seed=0, base_seed=0):
     return run | {'heldout': [review_row(policy, seed, *situation) for situation in SITUATIONS]}
 
 
-REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'))
+REVIEW = Study('review', REVIEW_ARMS, train_and_review)
 
 
 # 12_multi_turn/12_7_design_review, cell 8

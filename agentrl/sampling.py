@@ -1,23 +1,32 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_3_lockstep_sampler.py. Do not edit: change it there, then `make export`.
-# Body: 2142d9e97fccc23f
+# Body: 9db9da2f7b18a01c
 """5.3 Sample many episodes in lockstep, and get the same tokens whatever the batch."""
 
 import torch
 
-from agentrl.environment import make_env
+from agentrl.environment import check_count, make_env
 from agentrl.episodes import MAX_CALL_TOKENS, Episode, make_trajectory
-from agentrl.model import selected_log_probs
+from agentrl.model import check_positive, selected_log_probs
 from agentrl.tasks import randomize_names
 
 
 # 05_trajectories/05_3_lockstep_sampler, cell 2
 def sample_next(logits, temperature, noise):
-    """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids, log-probabilities [B]."""
-    if temperature <= 0:
-        raise ValueError(f'temperature={temperature} must be > 0')
+    """One token a row by inverse CDF: logits [B, V], noise [B] in [0, 1) -> ids, log-probabilities [B].
+
+    ValueError for other shapes, noise outside [0, 1), a temperature not above 0, and logits that are NaN.
+    """
+    check_positive('temperature', temperature)
+    if logits.dim() != 2 or not logits.shape[1] or noise.shape != logits.shape[:1]:
+        raise ValueError(f'logits have shape {list(logits.shape)}, noise {list(noise.shape)}; allowed: [B, V] and [B]')
+    if not ((noise >= 0) & (noise <= 1)).all():
+        raise ValueError(f'noise goes from {noise.min().item()} to {noise.max().item()}; allowed: [0, 1)')
     scaled = logits / temperature                                                 # [B, V]
-    below = scaled.softmax(-1).cumsum(-1) <= noise[:, None]                       # [B, V]
-    ids = below.sum(-1).clamp(max=logits.shape[-1] - 1)                           # [B]
+    up_to = scaled.softmax(-1).cumsum(-1)                                         # [B, V]
+    if (bad := up_to[:, -1].isnan()).any():
+        raise ValueError(f'logits of row {bad.nonzero()[0].item()} give no probabilities: they hold NaN or '
+                         'infinity. Are the weights of the policy finite?')
+    ids = (up_to <= noise[:, None]).sum(-1).clamp(max=logits.shape[-1] - 1)       # [B]
     return ids, selected_log_probs(scaled, ids)
 
 
@@ -60,6 +69,8 @@ class CachedReader:
 # 05_trajectories/05_3_lockstep_sampler, cell 7
 def run_episodes(reader, episodes, temperature, noise):
     """Run all episodes to their end, one token each a round; noise [B, N] holds a row of uniforms each."""
+    if noise.dim() != 2 or len(noise) != len(episodes):
+        raise ValueError(f'noise has shape {list(noise.shape)}; allowed: [{len(episodes)}, N], a row per episode')
     running, calls = dict(enumerate(episodes)), [([], []) for _ in episodes]
     n_sampled = [0] * len(episodes)
     new_ids = {row: episode.ids for row, episode in running.items()}
@@ -90,6 +101,9 @@ def add_token(episode, call, token, logp):
 # 05_trajectories/05_3_lockstep_sampler, cell 8
 def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, reader=CachedReader):
     """One finished episode for each pair of environment and task: list of Trajectory."""
+    if len(envs) != len(tasks):
+        raise ValueError(f'envs has {len(envs)} environments, tasks {len(tasks)}: one is shorter; give one per task')
+    check_positive('temperature', temperature)
     if len(tok) > model.vocab_size:
         raise ValueError(f'the tokenizer has {len(tok)} words but the model only {model.vocab_size}; '
                          'build TinyAgent(len(tok))')
@@ -101,12 +115,20 @@ def rollout_batch(model, envs, tasks, tok, max_turns, temperature, generator, re
 
 
 # 05_trajectories/05_3_lockstep_sampler, cell 11
+def copy_tasks(tasks, n):
+    """Each of `tasks` `n` times, copies side by side; ValueError for no task, and for n below 1."""
+    if not tasks:
+        raise ValueError('tasks is empty; give one task or more')
+    return [task for task in tasks for _ in range(check_count('n', n))]
+
+
+# 05_trajectories/05_3_lockstep_sampler, cell 11
 def sample_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None, reader=CachedReader):
     """`n` (default cfg.group_size) episodes of every task, groups contiguous: list of Trajectory.
 
     Each episode gets new names unless `cfg.fresh_names` is False (section 9.4 shows why one wants them new).
     """
-    copies = [task for task in tasks for _ in range(n or cfg.group_size)]
+    copies = copy_tasks(tasks, cfg.group_size if n is None else n)
     named = [randomize_names(task, generator) for task in copies] if cfg.fresh_names else copies
     envs = [env_factory(cfg) for _ in named]
     return rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, generator, reader)

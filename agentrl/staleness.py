@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_7_staleness.py. Do not edit: change it there, then `make export`.
-# Body: 147dd1721ab6806f
+# Body: fe01517ae23095f2
 """13.7 Limit how old a group may be, and see whom the limit removes."""
 
 import asyncio
@@ -291,7 +291,7 @@ STALENESS_ARMS = {
 
 
 # 13_staying_alive/13_7_staleness, cell 19
-@cached('staleness', 'base')
+@cached
 def train_async(cfg, limits, base_seed, steps, evaluation):
     """Train the RL base asynchronously: dict of weights, history, heldout (of all tasks and of slow ones)."""
     from agentrl.quotas import run_virtual
@@ -312,4 +312,4 @@ def train_staleness_arm(arm, seed=0, base_seed=0):
     return train_async(RLConfig(seed=seed), AsyncConfig(**STALENESS_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))
+STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm)

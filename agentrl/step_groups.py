@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/07_advantages/07_4_step_groups.py. Do not edit: change it there, then `make export`.
-# Body: a190d975935d3e47
+# Body: 20e2350174dba3ba
 """7.4 Compare only calls that were made in the same state."""
 
 import hashlib
@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from agentrl.episodes import OWNER
-from agentrl.gradient import keep_only
+from agentrl.gradient import check_switch, keep_only, same_within
 from agentrl.tasks import canonical_source, rename
 
 
@@ -40,19 +40,21 @@ def visited_states(env, task, calls, max_turns):
 
 
 # 07_advantages/07_4_step_groups, cell 6
-SAME_RETURN = 1e-9                                                      # returns closer than this are equal
-
-
-# 07_advantages/07_4_step_groups, cell 6
 def step_advantages(returns, keys, std_normalize=True):
     """Advantages [N] of calls with returns-to-go [N] among those of the same key (GiGPO, Feng et al. 2025).
 
     The return minus the group's mean, divided if std_normalize by its sample standard deviation. A call
-    without company, or whose group's returns all lie within SAME_RETURN, gets exactly 0.
+    without company, or whose group's returns differ by rounding only (section 6.1), gets exactly 0. ValueError
+    for another number of keys, for returns that are not finite, and for a std_normalize that is no truth value.
     """
+    check_switch('std_normalize', std_normalize)
+    dtype = returns.dtype if isinstance(returns, torch.Tensor) else torch.float64
     returns = torch.as_tensor(returns, dtype=torch.float64)
     if returns.shape != (len(keys),):
         raise ValueError(f'returns have shape {list(returns.shape)}; allowed: [{len(keys)}], one a key')
+    if (bad := ~returns.isfinite()).any():
+        call = bad.nonzero()[0].item()
+        raise ValueError(f'the return of call {call} is {returns[call].item()}; returns must be finite')
     number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
     group = torch.tensor([number[key] for key in keys], dtype=torch.long)                     # [N]
     size = group.bincount(minlength=len(number))                                              # [groups]
@@ -61,7 +63,7 @@ def step_advantages(returns, keys, std_normalize=True):
         return returns.new_zeros(len(number)).scatter_reduce(0, group, values, reduce, include_self=False)
 
     centred = returns - over_group(returns, 'mean')[group]
-    spread = over_group(returns, 'amax') - over_group(returns, 'amin') >= SAME_RETURN         # [groups]
+    spread = ~same_within(over_group(returns, 'amin'), over_group(returns, 'amax'), dtype)     # [groups]
     if std_normalize:
         variance = over_group(centred**2, 'sum') / (size - 1).clamp(min=1)
         centred = centred / variance.where(spread, 1.0).sqrt()[group]
@@ -73,12 +75,18 @@ def step_group_advantages(episode, step, turn, mask, weight=1.0):
     """A = episode + weight * step for each token (GiGPO, Feng et al. 2025): [B, T-1], 0 outside mask.
 
     episode [B]; step [N], the calls in order of row and turn; turn [B, T]; mask [B, T-1]. ValueError if N is
-    not the number of calls in `turn`, or for a negative weight.
+    not the number of calls in `turn`, for shapes that do not fit, or for a weight that is negative or infinite.
     """
+    if turn.dim() != 2 or episode.shape != turn.shape[:1] or mask.shape != turn[:, 1:].shape:
+        raise ValueError(f'episode, turn, mask: shapes {[list(x.shape) for x in (episode, turn, mask)]}; allowed: '
+                         '[B], [B, T], [B, T-1]')
     n_calls = turn.amax(1) + 1                                                                # [B]
-    if len(step) != n_calls.sum() or weight < 0:
-        raise ValueError(f'{len(step)} step advantages, weight {weight}; allowed: {int(n_calls.sum())}, one '
-                         'for each call of the batch, and a weight of at least 0')
+    if step.shape != (n_calls.sum(),) or not 0 <= weight < float('inf'):
+        raise ValueError(f'{step.numel()} step advantages, weight {weight}; allowed: {int(n_calls.sum())}, one '
+                         'for each call of the batch, and a finite weight of at least 0')
+    for name, x in (('episode', episode), ('step', step)):
+        if not x.isfinite().all():
+            raise ValueError(f'{name} advantages hold {x[~x.isfinite()][0].item()}; all must be finite')
     place = (n_calls.cumsum(0) - n_calls)[:, None] + turn[:, 1:]                              # [B, T-1]
     tokens = episode[:, None] + weight * step[place.where(mask.bool(), 0)]
     return keep_only(tokens, mask)

@@ -1,12 +1,13 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_1_truncated_importance_sampling.py. Do not edit: change it there, then `make export`.
-# Body: aa13b78c3dd34fe4
+# Body: 0118110cea5afc64
 """13.1 Weigh old samples, and do not lift the small weights."""
 
 import math
 
 import torch
 
-from agentrl.gradient import keep_only, masked_mean
+from agentrl.gradient import check_kept, keep_only, masked_mean
+from agentrl.ppo import check_shapes
 
 
 # 13_staying_alive/13_1_truncated_importance_sampling, cell 2
@@ -77,6 +78,7 @@ def kl_terms(log_ratio, mask):
 
     Over tokens that the rollout policy sampled their mean estimates KL(rollout || train).
     """
+    check_kept(mask, log_ratio=log_ratio)
     x = keep_only(log_ratio.detach(), mask).clamp(-MAX_KL_LOG_RATIO, MAX_KL_LOG_RATIO)
     return x.expm1() - x
 
@@ -84,6 +86,9 @@ def kl_terms(log_ratio, mask):
 # 13_staying_alive/13_1_truncated_importance_sampling, cell 10
 def effective_sample_size(weights, mask):
     """(sum w)^2 / (n sum w^2) over the n kept tokens (Kong 1992): 1 if all are equal, nan if all are 0."""
+    check_kept(mask, weights=weights)
+    if (keep_only(weights, mask) < 0).any():
+        raise ValueError(f'weights go down to {keep_only(weights, mask).min().item()}; allowed: 0 or more')
     kept = keep_only(weights, mask)
     return kept.sum() ** 2 / (mask.bool().sum() * (kept ** 2).sum())
 
@@ -94,7 +99,13 @@ def ratio_metrics(log_ratio, weights, advantages, mask, low=0.5, high=2.0):
 
     kl: mean of kl_terms. below, above: shares of tokens with r < low, r > high. min_log_ratio. ess: effective
     sample size of the weights. signal_below: share of sum |w A| on tokens with r < low, nan if it is all 0.
+    ValueError if nothing is kept, for shapes that differ, and for kept numbers that are not finite.
     """
+    check_shapes(log_ratio=log_ratio, weights=weights, advantages=advantages, mask=mask)
+    if not mask.bool().any():
+        raise ValueError('mask keeps nothing; ratio metrics need one kept token or more')
+    check_band(low, high)
+    check_kept(mask, log_ratio=log_ratio, weights=weights, advantages=advantages)
     ratio, signal = importance_ratio(log_ratio, mask), keep_only((weights * advantages).abs(), mask)
     below = mask.bool() & (ratio < low)
     return {

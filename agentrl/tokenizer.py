@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/03_model/03_1_tokenizer.py. Do not edit: change it there, then `make export`.
-# Body: 09c0e585db9b6a80
+# Body: 2c76af9a5977af86
 """3.1 Give every word one token."""
 
 from dataclasses import dataclass
@@ -40,6 +40,8 @@ class Tokenizer:
 
     def encode(self, text):
         """Ids of the words of `text`; ValueError naming the words that are not in the vocabulary."""
+        if not isinstance(text, str):
+            raise ValueError(f'text={text!r} must be a string of words')
         words = text.split()
         if unknown := sorted({word for word in words if word not in self.stoi}):
             raise ValueError(f'not in the vocabulary of {len(self)} words: {", ".join(unknown)}. '
@@ -47,7 +49,10 @@ class Tokenizer:
         return [self.stoi[word] for word in words]
 
     def decode(self, ids):
-        """The words of `ids`, with a space between each two."""
+        """The words of `ids`, with a space between each two; ValueError naming ids that have no word."""
+        if unknown := [i for i in ids if not 0 <= i < len(self.itos) or i != int(i)]:
+            raise ValueError(f'ids {unknown} are outside the vocabulary; allowed: whole numbers from 0 to '
+                             f'{len(self) - 1}')
         return ' '.join([self.itos[i] for i in ids])
 
 

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_5_tool_errors.py. Do not edit: change it there, then `make export`.
-# Body: 1fa3c36ef8582952
+# Body: b66900bfd1ba5c94
 """12.5 Give malformed calls a price, or they stay."""
 
 import gymnasium as gym
@@ -73,7 +73,7 @@ EARLY_STOP_ARMS = {'early stop': {}}
 
 
 # 12_multi_turn/12_5_tool_errors, cell 14
-@cached('tool_errors')
+@cached
 def train_with_early_stop(cfg, base_seed, steps, evaluation):
     """Train the RL base where a malformed call ends the episode; evaluated with that rule and without."""
     tok = build_tokenizer(make_tasks('all'))
@@ -92,4 +92,4 @@ def train_early_stop_arm(arm, seed=0, base_seed=0):
     return train_with_early_stop(RLConfig(seed=seed, **EARLY_STOP_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-TOOL_ERRORS = Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm, ('tool_errors', 'base'))
+TOOL_ERRORS = Study('tool_errors', EARLY_STOP_ARMS, train_early_stop_arm)

@@ -1,7 +1,8 @@
 # Made by tools/export.py from notebooks/07_advantages/07_3_turn_advantages.py. Do not edit: change it there, then `make export`.
-# Body: c1045d52ccd2ce98
+# Body: e47bf47e259b8f6e
 """7.3 Let one call be one step."""
 
+import torch
 import torch.nn.functional as F
 
 from agentrl.credit import check_gae, gae_advantages
@@ -12,8 +13,11 @@ from agentrl.gradient import keep_only
 def call_starts(mask, turn_ids):
     """True at the first kept column of each call: mask, turn_ids [B, T-1] -> bool [B, T-1].
 
-    ValueError for other shapes, and for kept columns whose turn is negative or falls within a row.
+    ValueError for other shapes, turns that are no whole numbers, and for kept columns whose turn is negative or
+    falls within a row.
     """
+    if turn_ids.is_floating_point() or turn_ids.dtype == torch.bool:
+        raise ValueError(f'turn_ids are {turn_ids.dtype}; allowed: whole numbers, such as torch.long')
     if turn_ids.shape != mask.shape:
         raise ValueError(f'turn_ids have shape {list(turn_ids.shape)}; allowed: {list(mask.shape)}, as mask. '
                          "Of a batch, take batch['turn'][:, 1:]")
@@ -35,10 +39,12 @@ def turn_advantages(rewards, values, mask, turn_ids, gamma, lam):
     get 0. gamma and lam count calls. No gradient flows. ValueError as in gae_advantages and call_starts.
     """
     check_gae(rewards, values, mask, gamma, lam)
-    starts, turn = call_starts(mask, turn_ids), turn_ids.clamp(min=0)  # [B, T-1]
+    starts = call_starts(mask, turn_ids)  # [B, T-1]
+    call = (starts.cumsum(1) - 1).clamp(min=0)  # [B, T-1], place of the call among the kept ones of its row
+    rewards, values = (x if x.is_floating_point() else x.double() for x in (rewards, values))
 
     def by_call(x):
-        return x.new_zeros(len(x), int(turn.max()) + 1).scatter_add(1, turn, x)  # [B, K]
+        return x.new_zeros(len(x), int(call.max()) + 1).scatter_add(1, call, x)  # [B, K]
 
     grid = by_call(rewards), by_call(keep_only(values, starts)), by_call(starts.long())
-    return tuple(keep_only(x.gather(1, turn), mask) for x in gae_advantages(*grid, gamma, lam))
+    return tuple(keep_only(x.gather(1, call), mask) for x in gae_advantages(*grid, gamma, lam))

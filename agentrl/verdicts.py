@@ -1,19 +1,23 @@
 # Made by tools/export.py from notebooks/12_multi_turn/12_9_what_holds.py. Do not edit: change it there, then `make export`.
-# Body: e3dcec35f38edf69
+# Body: 621f520e1bcaa2ca
 """12.9 Ask every claim of this chapter what the seeds say."""
 
 import math
 import re
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
 
-import agentrl
-from agentrl.arms import Study
+from agentrl.arms import GRPO
+from agentrl.base_streams import BASE_STREAMS
+from agentrl.call_credit import CREDIT
+from agentrl.context_study import CONTEXT
 from agentrl.evidence import difference, draw_seeds_and_tasks, interval, stored_rows, task_scores, verdict
+from agentrl.mixture import MIXTURE
+from agentrl.pathologies import PATHOLOGIES
 from agentrl.plotting import book_results
+from agentrl.tool_errors import TOOL_ERRORS
 
 
 # 12_multi_turn/12_9_what_holds, cell 2
@@ -21,27 +25,23 @@ def read_claims(section=None):
     """The claims of figures/claims.csv, or those of a section; bounds that are left open are infinite."""
     path = Path(files('agentrl')).parent / 'figures' / 'claims.csv'
     claims = pd.read_csv(path, dtype={'section': str}).fillna(
-        {'low': -math.inf, 'high': math.inf, 'minus': '', 'book': '', 'book_minus': ''})
+        {'low': -math.inf, 'high': math.inf, 'delta': 0, 'minus': '', 'book': '', 'book_minus': ''})
     if section and section not in set(claims['section']):
         raise ValueError(f'section={section!r} has no claims; there are {list(claims["section"].unique())}')
     return claims[claims['section'] == section].reset_index(drop=True) if section else claims
 
 
 # 12_multi_turn/12_9_what_holds, cell 4
-@cache
-def all_studies():
-    """Every study that a section exports: {name: Study}."""
-    exported = (getattr(agentrl, label) for label in agentrl.__all__)
-    return {value.name: value for value in exported if isinstance(value, Study)}
+STUDIES = {study.name: study for study in (
+    GRPO, BASE_STREAMS, CREDIT, CONTEXT, TOOL_ERRORS, MIXTURE, PATHOLOGIES)}                # of which claims speak
 
 
 # 12_multi_turn/12_9_what_holds, cell 4
 def find_study(name):
-    """The study of this name; ValueError if no section has it."""
-    known = all_studies()
-    if name not in known:
-        raise ValueError(f'study={name!r} is not known; choose one of {", ".join(known)}')
-    return known[name]
+    """The study of this name; ValueError if no claim may speak of it."""
+    if name not in STUDIES:
+        raise ValueError(f'study={name!r} is not known; choose one of {", ".join(STUDIES)}')
+    return STUDIES[name]
 
 
 # 12_multi_turn/12_9_what_holds, cell 5
@@ -82,11 +82,11 @@ def judge(claim, base=0, seeds=slice(None)):
     if claim['minus']:
         number = difference(number, read_number(claim['minus'], base))
         book -= read_book(claim['book_minus']) if claim['book_minus'] else 0
-    number, region = number.loc[seeds], (claim['low'], claim['high'])
+    number, region, delta = number.loc[seeds], (claim['low'], claim['high']), claim.get('delta', 0)
     found, wider = interval(number), ''
     if number.shape[1] > 1:
-        wider = verdict(interval(number, draw=draw_seeds_and_tasks), region)
-    return {'book': book} | found | {'verdict': verdict(found, region), 'for other tasks': wider}
+        wider = verdict(interval(number, draw=draw_seeds_and_tasks), region, delta)
+    return {'book': book} | found | {'verdict': verdict(found, region, delta), 'for other tasks': wider}
 
 
 # 12_multi_turn/12_9_what_holds, cell 7

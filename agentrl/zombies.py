@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/13_staying_alive/13_3_retries_and_zombies.py. Do not edit: change it there, then `make export`.
-# Body: 9123d577314ea082
+# Body: eef4989a31b5bac0
 """13.3 A retry makes a zombie."""
 
 import heapq
@@ -7,6 +7,8 @@ import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from openai import APITimeoutError, OpenAI
 
@@ -188,7 +190,8 @@ def queue_hours(cfg, hours=24, seed=0):
 def queue_means(cfg, seed=0, hours=30, first=12):
     """Means over the hours from `first` on, when the queue has settled."""
     rows = queue_hours(cfg, hours, seed)[first:]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name != 'hour'}
+    return {name: reduce(add, (row[name] for row in rows), 0.0) / len(rows)
+            for name in rows[0] if name != 'hour'}
 
 
 # 13_staying_alive/13_3_retries_and_zombies, cell 13

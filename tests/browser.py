@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import sync_playwright
@@ -82,13 +83,13 @@ def jupyterlab(root, scratch):
 
 @contextmanager
 def chromium():
-    """A page in a headless browser."""
+    """A headless browser whose pages share a cache: gives its context, where `new_page` opens one."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS, timeout=PATIENCE * 1000)
         try:
-            page = browser.new_page(viewport={"width": 1280, "height": 1000})
-            page.set_default_timeout(PATIENCE * 1000)
-            yield page
+            context = browser.new_context(viewport={"width": 1280, "height": 1000})
+            context.set_default_timeout(PATIENCE * 1000)
+            yield context
         finally:
             browser.close()
 
@@ -104,14 +105,36 @@ def asked(page):
     return page.locator(".jp-Dialog").all_inner_texts()
 
 
+def panels(page):
+    """(name of the kernel, status) of each notebook that is open, read at one moment."""
+    return page.locator(".jp-NotebookPanel").evaluate_all(
+        "all => all.map(one => [one.querySelector('.jp-KernelName')?.innerText,"
+        " one.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status])"
+    )
+
+
 def open_notebook(page, url, token, notebook):
-    """Show a notebook (its path without ending) and wait until its kernel is ready; no dialog may come."""
-    page.goto(f"{url}lab/tree/{notebook}.ipynb?token={token}")
-    kernel = page.locator(".jp-NotebookPanel-toolbar .jp-KernelName")
-    until(lambda: asked(page) or kernel.all_inner_texts() == [KERNEL], "the kernel's name or a dialog")
-    idle = page.locator('.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]')
-    until(lambda: asked(page) or idle.count(), "the kernel to be ready")
+    """Show a notebook (its path without ending) alone and wait until its kernel is ready; no dialog may come.
+
+    JupyterLab opens again what was open in its workspace before. Beside another notebook, the commands of
+    the menus would go to the one that happens to be in front, so each call has a workspace of its own. It
+    also drops without a word what one runs before the session has a kernel. An indicator without a kernel is
+    idle too, so name and status are read together.
+    """
+    page.goto(f"{url}lab/workspaces/{secrets.token_hex(8)}/tree/{notebook}.ipynb?token={token}")
+    until(lambda: asked(page) or panels(page) == [[KERNEL, "idle"]], "the notebook's kernel or a dialog")
     assert asked(page) == []
+
+
+def save(page, notebook):
+    """Save the notebook (its path without ending) and wait for the answer: two saves at once are a conflict."""
+    with page.expect_response(lambda reply: is_save(reply.request, notebook)) as reply:
+        page.keyboard.press("ControlOrMeta+s")
+    assert reply.value.ok, reply.value.status_text
+
+
+def is_save(request, notebook):
+    return request.method == "PUT" and urlsplit(request.url).path.endswith(f"/api/contents/{notebook}.ipynb")
 
 
 def metadata_of(page, notebook):

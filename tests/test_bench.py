@@ -30,6 +30,18 @@ def test_both_methods_sample_the_same_and_a_row_is_complete():
     assert row["varied"] == "context" and row["value"] == 32
     assert row["plain / ours"] > 0 and row["ours / floor"] > 0
     assert 0 < row["sampling, share of ours"] < 1
+    assert row["sampling / kernels"] > 0 and row["update / kernels"] > 0 and row["matrix rate, GFLOPS"] > 0
+
+
+def test_the_kernel_clock_tells_products_and_attention_from_the_rest():
+    x, clock = torch.ones(1, 2, 8, 4, requires_grad=True), bench.KernelClock()
+    with clock:
+        (x + x).exp().sum().backward()
+    assert clock.seconds == {"sampling": 0.0, "update": 0.0}
+    clock.phase = "update"
+    with clock:
+        torch.nn.functional.scaled_dot_product_attention(*[x @ torch.ones(4, 64)] * 3).sum().backward()
+    assert clock.seconds["update"] > 0 and clock.seconds["sampling"] == 0
 
 
 def test_other_episodes_are_noticed(monkeypatch):

@@ -1,6 +1,8 @@
-"""agentrl.cache: what changes a key, what counts as damage, who trains when two ask."""
+"""agentrl.cache: what a key depends on, what counts as damage, who trains when two ask."""
 
+import hashlib
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -9,34 +11,29 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl import cache
-from agentrl.cache import cache_dir, cached, code_statements, code_version, imported_modules, notebook_edits
-
-MODULES = {
-    "low": "LOW = 1\n",
-    "mid": "from agentrl.low import LOW\n\ndef mid():\n    return LOW\n",
-    "top": "from agentrl.mid import mid\n\ndef top():\n    from agentrl.looks import paint\n    return mid\n",
-    "looks": "def paint(x):\n    return x\n",
-}
+from agentrl import cache, versions
+from agentrl.cache import (
+    cache_dir,
+    cached,
+    describe,
+    kept_bytes,
+    open_kept,
+    result_key,
+    weights_dir,
+)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    monkeypatch.setenv("AGENTRL_WEIGHTS", str(tmp_path / "none"))
     return tmp_path
-
-
-@pytest.fixture
-def modules(monkeypatch):
-    """A toy package in place of agentrl's own modules."""
-    toys = dict(MODULES)
-    monkeypatch.setattr(cache, "module_source", lambda name: toys[name])
-    return toys
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Config:
 def kept_function(runs):
     """A kept function that notes its runs."""
 
-    @cached("cache")
+    @cached
     def train(config, scale=1.0):
         runs.append(config)
         weights = torch.full((3,), scale * config.seed, dtype=torch.float64)
@@ -58,7 +55,7 @@ def kept_function(runs):
 
 
 def kept_file(folder):
-    (path,) = folder.rglob("output.pkl")
+    (path,) = folder.rglob("*.kept")
     return path
 
 
@@ -70,92 +67,6 @@ def call_quietly(function, *args):
 
 
 # The key
-
-
-def test_prose_and_layout_leave_the_statements_alone():
-    plain = "class A:\n    def f(self):\n        return 1\n\n\nasync def g():\n    return 2\n"
-    prose = (
-        '"""Module."""\n# comment\nclass A:\n    "doc"\n\n    def f(self):\n        """doc"""\n'
-        '        return (1)  # one\nasync def g():\n    "doc"\n    return 2\n'
-    )
-    assert code_statements(plain) == code_statements(prose)
-    assert code_statements(plain) != code_statements(plain.replace("1", "3"))
-    assert code_statements("x = 'text'") != code_statements("x = 'other text'")
-
-
-def test_imports_of_functions_do_not_count():
-    source = (
-        "import agentrl.a\nimport agentrl.b as bee, math\nfrom agentrl.c import x\nfrom agentrl import d\n"
-        "try:\n    import agentrl.e\nexcept ImportError:\n    pass\n"
-        "class K:\n    import agentrl.f\n    def m(self):\n        import agentrl.no\n"
-        "async def a():\n    from agentrl.no import y\nfrom other.agentrl import z\n"
-    )
-    assert imported_modules(source) == ["a", "b", "c", "d", "e", "f"]
-
-
-@pytest.mark.parametrize("name", ["low", "mid", "top"])
-def test_version_follows_module_level_imports(modules, name):
-    before = code_version("top")
-    modules[name] += "NEW = 1\n"
-    assert code_version("top") != before
-
-
-def test_version_ignores_prose_and_imports_inside_functions(modules):
-    before = code_version("top")
-    modules["looks"] += "NEW = 1\n"
-    modules["low"] = '"""Now with a docstring."""\n# and a comment\n' + modules["low"]
-    assert code_version("top") == before
-    assert code_version("mid") != before
-
-
-def test_version_depends_on_torch_and_on_nothing_else(modules, monkeypatch):
-    before = code_version("top")
-    assert before == code_version("top") and len(before) == 12 and int(before, 16) >= 0
-    monkeypatch.setattr(cache, "version", lambda package: "0.1")
-    assert code_version("top") != before
-
-
-def test_several_modules_and_full_names(modules):
-    assert code_version("agentrl.top", "agentrl.looks") == code_version("looks", "top")
-    assert len({code_version("top", "looks"), code_version("top"), code_version("looks")}) == 3
-
-
-def test_the_build_of_torch_does_not_count(modules, monkeypatch):
-    """Tables name the version of the code that made them; they travel between machines."""
-    monkeypatch.setattr(cache, "version", lambda package: "2.13.0+cpu")
-    built_for_cpu = code_version("top")
-    monkeypatch.setattr(cache, "version", lambda package: "2.13.0")
-    assert code_version("top") == built_for_cpu
-
-
-def test_how_results_are_kept_does_not_count(modules):
-    before = code_version("top")
-    modules["cache"] = "NEW = 1\n"
-    modules["low"] += "from agentrl.cache import cached\n"
-    with_import = code_version("top")
-    modules["cache"] += "NEWER = 1\n"
-    assert code_version("top") == with_import != before
-
-
-def test_how_a_result_is_kept_does_not_change_it(modules):
-    modules["cache"] = "from agentrl.top import top\n"
-    modules["low"] += "from agentrl.cache import cached\n"
-    before, of_the_cache = code_version("top"), code_version("cache")
-    modules["cache"] += "NEW = 1\n"
-    assert code_version("top") == before
-    assert code_version("cache") == code_version("agentrl.cache") != of_the_cache
-
-
-def test_version_survives_import_cycles(modules):
-    modules["low"] += "from agentrl.top import top\n"
-    assert code_version("low") == code_version("low")
-
-
-def test_unknown_module_is_named_with_what_exists():
-    with pytest.raises(ValueError, match="no module 'trianing'.*cache.*plotting"):
-        cached("trianing")
-    with pytest.raises(ValueError, match="no module ''"):
-        cache.module_source(imported_modules("import agentrl")[0])
 
 
 def test_arguments_count_by_value_not_by_spelling(folder):
@@ -170,68 +81,73 @@ def test_arguments_count_by_value_not_by_spelling(folder):
     assert runs == [Config(1), Config(1), Config(2)]
 
 
-def test_functions_of_other_names_and_changed_modules_do_not_share(folder, modules):
-    def define(name):
-        def function():
-            runs.append(name)
-
-        function.__qualname__ = name
-        return cached("top")(function)
-
-    runs = []
-    for function in (define("a"), define("b"), define("a")):
-        function()
-    assert runs == ["a", "b"]
-    modules["low"] += "NEW = 1\n"
-    define("a")()
-    assert runs == ["a", "b", "a"]
+def test_a_setting_at_its_default_is_not_part_of_the_key():
+    assert describe(Config(1)) == describe(Config(1, seed=0)) == {"class": "Config", "steps": 1}
+    assert describe(Config(1, seed=2)) == {"class": "Config", "steps": 1, "seed": 2}
+    assert describe({"a": (1, [None, "x"])}) == {"a": [1, [None, "x"]]}
 
 
-@pytest.mark.parametrize("value", [torch.zeros(1), {"deep": [torch.nn.Linear(1, 1)]}, torch.Generator()])
-def test_tensors_as_arguments_are_refused(folder, value):
+@pytest.mark.parametrize("value", [torch.zeros(1), {"deep": [torch.nn.Linear(1, 1)]}, torch.Generator(), {1, 2}])
+def test_arguments_without_a_plain_description_are_refused(folder, value):
     runs = []
     with pytest.raises(ValueError, match="was given a .*; give it what that is made from"):
         kept_function(runs)(value)
     assert runs == []
 
 
-def test_edits_in_a_notebook_are_seen(modules):
-    exported = [
-        "#@save mid\nfrom agentrl.low import LOW",
-        '# @save\ndef mid():\n    "Prose."\n    return LOW',
-    ]
-    assert notebook_edits([]) == notebook_edits(["", "x = 3"]) == notebook_edits(exported) == []
-    assert notebook_edits([*exported, "#@save\nbroken (", "def helper():\n    return 2", "#@saved = 3"]) == []
-    assert len(notebook_edits([*exported, "#@save\ndef helper():\n    return 2"])) == 1
-    assert len(notebook_edits([exported[0], exported[1].replace("LOW", "2")])) == 1
-    assert len(notebook_edits(exported[1:])) == 1  # without the cell that names the module, nothing is known
+TOY = """
+from dataclasses import dataclass
+
+RATE = 0.5
 
 
-def test_a_notebook_and_its_module_share_results_until_the_notebook_is_edited(folder, modules, tmp_path):
+@dataclass(frozen=True)
+class Settings:
+    steps: int = 10
+    seed: int = 0
+
+
+def train(settings):
+    return RATE * settings.steps
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, moves",
+    [
+        ("RATE = 0.5", "RATE = 0.6", True),
+        ("steps: int = 10", "steps: int = 11", True),
+        ("seed: int = 0", "seed: int = 0\n    other: int = 1", False),
+        ("return RATE", '"""Doc."""\n    return RATE', False),
+    ],
+)
+def test_the_key_depends_on_all_code_behind_the_function(monkeypatch, old, new, moves):
+    def key(text):
+        monkeypatch.setattr(versions, "module_source", lambda name: text)
+        space = {"__name__": "agentrl.toy"}
+        exec(text, space)
+        return result_key(space["train"], {"settings": space["Settings"]()})
+
+    assert (key(TOY) != key(TOY.replace(old, new))) == moves
+
+
+def test_a_notebook_and_its_module_share_results_until_the_notebook_is_edited(folder, monkeypatch):
     text = "def mid():\n    runs.append(LOW)\n    return LOW\n"
-    modules["mid"] = text
+    monkeypatch.setattr(versions, "module_source", lambda name: f"LOW = 1\n\n\n{text}")
 
-    def define(name, cells, low=1, text=text):
+    def define(name, cells, low=1):
         """A kept `mid` as a kernel or an import defines it."""
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
-        path.write_text(text)
-        namespace = {
-            "__name__": name,
-            "LOW": low,
-            "runs": runs,
-            **({"In": cells} if cells is not None else {}),
-        }
-        exec(compile(text, str(path), "exec"), namespace)
-        return cached("mid", "agentrl.low")(namespace["mid"])
+        namespace = {"__name__": name, "LOW": low, "runs": runs, **({"In": cells} if cells else {})}
+        exec(text, namespace)
+        return cached(namespace["mid"])
 
-    runs, cells = [], [f"#@save mid\n{text}"]
+    runs, cells = [], ["#@save mid\nLOW = 1", f"#@save\n{text}"]
     imported, typed = define("agentrl.mid", None), define("__main__", cells)
     assert imported() == typed() == 1
     assert runs == [1]
     cells.append("#@save\nLOW = 2")  # the reader runs a changed cell
     assert define("__main__", cells, low=2)() == 2 and imported() == 1
     assert runs == [1, 2]
-    assert define("agentrl.mid", None, text=text.replace("return", "return 10 *"))() == 10
 
 
 # What is kept
@@ -246,13 +162,107 @@ def test_each_call_gives_a_fresh_object(folder):
     assert train(Config(1, seed=3))["weights"].tolist() == [3.0] * 3 and second["history"] == [{"step": 0}]
 
 
-def test_results_that_cannot_be_pickled_are_an_error(folder):
-    @cached("cache")
+def test_results_without_a_plain_description_are_an_error(folder):
+    @cached
     def make():
-        return lambda: 0
+        return [{"made": lambda: 0}]
 
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(TypeError, match="a function cannot be kept; a result is made of"):
         make()
+    assert not list(folder.rglob("*.kept"))
+
+
+RESULTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda parts: st.lists(parts) | st.tuples(parts) | st.dictionaries(st.text() | st.integers(), parts),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(result=RESULTS)
+def test_results_come_back_as_they_were(result):
+    (found,) = open_kept(kept_bytes("key", result), "key")
+    assert repr(found) == repr(result)  # nan is not equal to itself
+
+
+def test_tensors_of_all_kinds_come_back_to_the_last_digit():
+    kinds = (torch.float64, torch.float32, torch.int64, torch.bool, torch.uint8)
+    before = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in kinds} | {"empty": torch.zeros(0, 3)}
+    before["nan"] = torch.tensor([float("nan"), -0.0, 5e-324], dtype=torch.float64)
+    (after,) = open_kept(kept_bytes("key", before), "key")
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype and after[name].shape == tensor.shape
+        assert after[name].numpy().tobytes() == tensor.numpy().tobytes()
+
+
+def test_reading_a_kept_file_executes_nothing(folder, tmp_path):
+    """A pickle in a kept file's place, with a right checksum, is refused."""
+
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "executed",)
+
+    archive = tmp_path / "evil.npz"
+    np.savez(archive, said=np.array([Evil()], dtype=object))
+    for evil in (archive.read_bytes(), pickle.dumps(Evil())):
+        assert open_kept(hashlib.sha256(evil).digest() + evil, "key") == []
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_file_under_another_name_is_not_taken_for_what_it_is_not(folder):
+    runs = []
+    train = kept_function(runs)
+    train(Config(1, seed=3)), train(Config(2, seed=4))
+    one, other = sorted(folder.rglob("*.kept"))
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second), other.write_bytes(first)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert train(Config(1, seed=3))["weights"].tolist() == [3.0] * 3
+    with pytest.warns(UserWarning, match="damaged"):
+        assert train(Config(2, seed=4))["weights"].tolist() == [4.0] * 3
+    assert len(runs) == 4
+
+
+def test_a_result_that_comes_with_the_book_is_read_and_a_damaged_one_made_again(folder, monkeypatch):
+    runs = []
+    train = kept_function(runs)
+    train(Config(1, seed=3))
+    book = folder / "book"
+    book.mkdir()
+    monkeypatch.setenv("AGENTRL_WEIGHTS", str(book))
+    kept = kept_file(folder)
+    place = book / f"{kept.parent.name}-{kept.name}"
+    kept.rename(place)
+    assert call_quietly(train, Config(1, seed=3))["weights"].tolist() == [3.0] * 3 and len(runs) == 1
+    place.write_bytes(place.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="damaged; it is made again"):
+        assert train(Config(1, seed=3))["weights"].tolist() == [3.0] * 3
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("method", ["mkdir", "write_bytes"])
+def test_a_folder_that_cannot_be_written_costs_a_warning_at_most(folder, monkeypatch, method):
+    train = kept_function([])
+    train(Config(1, seed=3))
+
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, method, refuse)
+    assert call_quietly(train, Config(1, seed=3))["weights"].tolist() == [3.0] * 3  # a hit writes nothing
+    if method == "write_bytes":
+        with pytest.warns(UserWarning, match="could not be kept: .*Read-only"):
+            assert train(Config(1, seed=4))["weights"].tolist() == [4.0] * 3
+
+
+def test_what_is_made_is_made_on_one_thread(folder):
+    @cached
+    def threads():
+        return torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    assert threads() == 1 and torch.get_num_threads() == before
 
 
 def test_nothing_is_printed(folder, capfd):
@@ -267,6 +277,8 @@ def test_the_folder_is_the_repository_s_unless_named(monkeypatch, tmp_path):
     assert cache_dir() == Path(cache.__file__).resolve().parents[1] / ".cache"
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
     assert cache_dir() == tmp_path
+    monkeypatch.delenv("AGENTRL_WEIGHTS", raising=False)
+    assert weights_dir() == Path(cache.__file__).resolve().parents[1] / "figures" / "weights"
 
 
 # Damage
@@ -306,55 +318,23 @@ def test_damaged_results_are_made_again(kept, change):
     check_rebuilt(train, runs, lambda: path.write_bytes(change(path.read_bytes())))
 
 
-@pytest.mark.parametrize("content", [None, b"", b"half", b"\xff\xfe"])
-def test_damaged_digests_are_damage(kept, content):
-    train, runs, path = kept
-    digest = path.with_suffix(".sha256")
-    check_rebuilt(train, runs, digest.unlink if content is None else lambda: digest.write_bytes(content))
-
-
-def test_what_one_process_kept_another_finds_whatever_it_asks_first(folder, monkeypatch):
-    runs = []
-    first, second = kept_function(runs), cached("plotting")(lambda: runs.append("second"))
-    first(Config(1)), second()
-    monkeypatch.setattr("joblib.memory._FUNCTION_HASHES", {})  # joblib's memory, as it is in a new process
-    second(), first(Config(1))
-    assert runs == [Config(1), "second"]
-
-
 def test_a_flipped_bit_in_any_byte_and_every_cut_are_noticed(kept):
-    train, runs, path = kept
-    store, item = cache.CheckedStore(), path.parent
-    store.location, call_id = str(item.parents[2]), item.relative_to(item.parents[2]).parts
-    whole = path.read_bytes()
-    assert store.contains_item(call_id)
+    _, _, path = kept
+    whole, key = path.read_bytes(), path.stem
+    assert open_kept(whole, key) and not open_kept(whole, "other")
     cuts = [whole[:length] for length in range(len(whole))]
     zeroed = [cut + bytes(len(whole) - len(cut)) for cut in cuts]
     flips = [whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :] for i in range(len(whole))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for damaged in {*cuts, *zeroed, *flips} - {whole}:
-            path.write_bytes(damaged)
-            assert not store.contains_item(call_id)
+    for damaged in {*cuts, *zeroed, *flips} - {whole}:
+        assert open_kept(damaged, key) == []
 
 
-@settings(deadline=None, max_examples=30)
-@given(content=st.binary(max_size=300), digest=st.one_of(st.none(), st.binary(max_size=80)))
-def test_any_bytes_at_all_are_noticed(tmp_path_factory, content, digest):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("AGENTRL_CACHE", str(folder))
-        runs = []
-        train = kept_function(runs)
-        train(Config(1, seed=3))
-        path = kept_file(folder)
-
-        def damage():
-            path.write_bytes(content)
-            if digest is not None:
-                path.with_suffix(".sha256").write_bytes(digest)
-
-        check_rebuilt(train, runs, damage)
+@settings(deadline=None)
+@given(content=st.binary(max_size=300), right=st.booleans())
+def test_any_bytes_at_all_are_noticed(content, right):
+    """Also with the right checksum."""
+    assert open_kept(content, "key") == []
+    assert open_kept(hashlib.sha256(content).digest() + content if right else content, "key") == []
 
 
 # Interruptions and other processes
@@ -367,32 +347,26 @@ SCRIPT = """
 
     def write_some(path, content):
         with open(path, "wb") as file:
-            file.write(content.encode()[:20])
+            file.write(content[:200])
             file.flush()
             os._exit(9)
 
-    def do_not_rename(old, new):
-        if new.endswith("output.pkl"):
-            os._exit(9)
-        os.replace(old, new)
-
-    if moment == "amid the digest":
-        Path.write_text = write_some
-    if moment == "before the digest":
-        Path.write_text = lambda path, content: os._exit(9)
+    if moment == "amid the file":
+        Path.write_bytes = write_some
     if moment == "before the rename":
-        cache.CheckedStore._move_item = staticmethod(do_not_rename)
+        cache.os.replace = lambda old, new: os._exit(9)
 
-    @cache.cached("cache")
+    @cache.cached
     def train(n):
         with open(Path(os.environ["AGENTRL_CACHE"], "runs.txt"), "a") as log:
             log.write("run\\n")
-        if moment == "in training":
+        if os.environ["MOMENT"] == "in training":
             os._exit(9)
-        if moment == "slowly":
+        if os.environ["MOMENT"] == "slowly":
             time.sleep(0.4)
         return [n] * 1000
 
+    os.environ["MOMENT"] = moment
     for folder in folders:
         os.environ["AGENTRL_CACHE"] = folder
         Path(folder, f"ready {os.getpid()}").touch()
@@ -419,16 +393,16 @@ def start(tmp_path):
 
 
 def test_a_killed_process_leaves_nothing_usable(start, tmp_path):
-    moments = ("in training", "before the rename", "before the digest", "amid the digest")
+    moments = ("in training", "before the rename", "amid the file")
     for moment in moments:
         (tmp_path / moment).mkdir()
     killed = [start(moment, tmp_path / moment) for moment in moments]
     for process in killed:
         process.communicate(timeout=120)
-    assert [process.returncode for process in killed] == [9] * 4
+    assert [process.returncode for process in killed] == [9] * 3
     folders = [tmp_path / moment for moment in moments]
     after = start("never", *folders, *folders)
-    assert after.communicate(timeout=120) == ("2000\n" * 8, "")
+    assert after.communicate(timeout=120) == ("2000\n" * 6, "")
     runs = {folder.name: (folder / "runs.txt").read_text().count("run") for folder in folders}
     assert runs == dict.fromkeys(moments, 2)
 
@@ -447,7 +421,7 @@ def test_of_two_processes_one_trains_and_both_have_the_result(start, tmp_path):
 def test_an_interrupted_run_keeps_nothing_and_frees_the_lock(folder):
     interrupt = [True]
 
-    @cached("cache")
+    @cached
     def train():
         if interrupt:
             raise KeyboardInterrupt
@@ -455,6 +429,6 @@ def test_an_interrupted_run_keeps_nothing_and_frees_the_lock(folder):
 
     with pytest.raises(KeyboardInterrupt):
         train()
-    assert not list(folder.rglob("output.pkl"))
+    assert not list(folder.rglob("*.kept"))
     interrupt.clear()
     assert train() == "trained"

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.context import (
@@ -97,7 +97,6 @@ def records(draw):
     return ids, owner, turn, draw(st.integers(0, n_turns))
 
 
-@settings(deadline=None)
 @given(records(), st.none() | st.integers(0, 8))
 def test_masking_is_its_definition(record, keep_obs):
     ids, owner, turn, k = record
@@ -113,7 +112,6 @@ def test_masking_is_its_definition(record, keep_obs):
     assert list(zip(view.owner, view.turn)) == rows
 
 
-@settings(deadline=None)
 @given(records(), st.integers(1, 40))
 def test_the_head_cut_is_its_definition(record, window):
     ids, owner, turn, k = record
@@ -129,7 +127,6 @@ def test_the_head_cut_is_its_definition(record, window):
     assert cut_head(*record, window) == ([ids[t] for t in kept], [owner[t] for t in kept], [turn[t] for t in kept])
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["read", "test", "edit fix_return", "edit fix_init"]), max_size=6), st.data())
 def test_the_summary_is_its_definition(calls, data):
     record, k = played(calls), data.draw(st.integers(0, len(calls)))
@@ -149,7 +146,6 @@ def test_the_summary_is_its_definition(calls, data):
     assert len(view.ids) == len(view.owner) == len(view.turn) and view.turn == sorted(view.turn)
 
 
-@settings(deadline=None)
 @given(records(), st.sampled_from([name for name in CONTEXTS if name != "summary"]), st.data())
 def test_a_view_does_not_see_the_future(record, name, data):
     ids, owner, turn, k = record
@@ -217,7 +213,6 @@ def act_all(episode, calls):
     return len(calls)
 
 
-@settings(deadline=None)
 @given(any_calls, st.integers(13, 120))
 def test_with_nothing_dropped_episodes_are_cut_as_before(calls, max_len):
     plain = Episode(EditBudgetEnv(), TASKS[0], TOK, 6, max_len)
@@ -227,7 +222,6 @@ def test_with_nothing_dropped_episodes_are_cut_as_before(calls, max_len):
     assert (plain.done, plain.info, plain.reward) == (ours.done, ours.info, ours.reward)
 
 
-@settings(deadline=None)
 @given(any_calls, st.sampled_from(list(CONTEXTS)), st.integers(41, 120))
 def test_the_window_is_about_what_is_seen(calls, name, max_len):
     """Against an episode without a window: it is cut at the first view that leaves no room for a call."""
@@ -575,3 +569,9 @@ def test_the_exercise_knows_right_from_wrong():
         raise NotImplementedError
 
     assert check_compaction(unwritten).startswith("not written yet")
+
+
+def test_views_before_the_first_call_are_refused():
+    for view in (lambda: cut_head([1], [1], [-1], -1, 8), lambda: mask_observations([1], [1], [-1], -1)):
+        with pytest.raises(ValueError, match="k=-1 must be"):
+            view()

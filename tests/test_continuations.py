@@ -53,7 +53,7 @@ def all_of(episode):
     return [getattr(episode, part) for part in PARTS] + [env.source, env.info, env.budget, env.task]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(CALLS), max_size=4), st.lists(st.sampled_from(CALLS), max_size=4))
 def test_a_copy_goes_on_like_a_deep_copy_and_leaves_the_original_alone(before, after):
     original = act(start(), *before)
@@ -85,7 +85,7 @@ def test_snapshots_lead_to_the_recorded_end():
         snapshots(trajs[0], EditBudgetEnv(), TASKS[6], 4)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.lists(st.sampled_from(range(5)), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 99))
 def test_the_shared_reader_samples_what_the_plain_one_does(which, n, seed):
     pool = [start(), act(start(2), "read"), act(start(), "test", "read"), act(start(), "submit"), act(start(), "test")]
@@ -149,3 +149,13 @@ def test_advantages_of_an_episode_add_up(calls):
     advantages = call_advantages(rewards, torch.cat([values, torch.zeros(1, dtype=torch.float64)]))
     assert advantages.sum().item() == pytest.approx(rewards.sum().item() - values[0].item(), abs=1e-9)
     assert advantages[-1].item() == pytest.approx(rewards[-1].item() - values[-1].item(), abs=1e-9)
+
+
+def test_one_value_is_not_stretched_over_the_calls():
+    with pytest.raises(ValueError, match=r"rewards have shape \[1\], values \[4\]"):
+        call_advantages(torch.zeros(1), torch.zeros(4))
+
+
+def test_no_continuation_is_refused():
+    with pytest.raises(ValueError, match="n=0 must be"):
+        continue_episodes(None, [], 0, None)

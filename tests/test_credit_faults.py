@@ -25,7 +25,7 @@ def values_like(mask, seed):
     return torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(masks, st.integers(0, 99), st.floats(0.5, 1), st.floats(0, 1))
 def test_gae_of_the_book_is_green_also_whitened(mask, seed, gamma, lam):
     rewards, values = values_like(mask, seed) * mask, values_like(mask, seed + 1)
@@ -85,7 +85,7 @@ def test_rewards_must_add_up():
     assert (found.fault, found.row) == ("token rewards do not add up", 1)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(masks, st.integers(0, 99))
 def test_returns_of_the_book_are_green_and_resets_red(mask, seed):
     rewards = (1 + values_like(mask, seed)) * mask

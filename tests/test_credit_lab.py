@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import credit_lab
@@ -98,7 +98,6 @@ def test_the_true_advantage_by_hand():
     assert error == pytest.approx(((0.5 + 0.405) / 2) ** 0.5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(-9, 9)), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_group_means_leave_out_the_absent(groups):
     mine = [float(n) for n in range(len(groups))]

@@ -90,7 +90,7 @@ def test_a_value_is_the_head_on_what_stands_before_the_token():
 
 
 @given(seeds, st.integers(1, 6))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_step_is_a_step_on_the_mean_squared_error_however_it_is_cut(seed, bucket_size):
     batch, returns = some_batch(seed)
     critic = some_critic(seed)
@@ -206,3 +206,13 @@ def test_the_critic_of_the_base():
 def test_the_return_of_an_episode_with_nothing_but_a_verdict_is_the_verdict():
     batch = {"reward": torch.tensor([1.0, 0.0]), "action_mask": torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]])}
     assert verdict_returns(batch).tolist() == [[1.0, 0.0, 1.0, 0.0], [0.0] * 4]
+
+
+def test_explained_variance_names_what_is_wrong():
+    x, mask = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64), torch.ones(1, 3)
+    with pytest.raises(ValueError, match=r"shapes \[\[1, 3\], \[1, 3\], \[1, 2\]\]"):
+        explained_variance(x, x, mask[:, :2])
+    with pytest.raises(ValueError, match="values is nan at the kept position"):
+        explained_variance(x * math.nan, x, mask)
+    with pytest.raises(ValueError, match="without variance"):
+        explained_variance(x, torch.tensor([[1e7, 1e7, math.nextafter(1e7, math.inf)]], dtype=torch.float64), mask)

@@ -46,7 +46,7 @@ def test_a_cut_ends_the_episode_with_its_own_reason():
     assert act_or_cut(env, "<call> edit", "stop")[4]["n_invalid"] == 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 999), st.floats(0.5, 1.0))
 def test_bootstrap_is_green_and_its_absence_red(seed, gamma):
     rng = torch.Generator().manual_seed(seed)

@@ -240,7 +240,7 @@ def test_a_dataproto_is_read_too():
     assert diagnose(proto, same_weights=True).lines == diagnose(batch, same_weights=True).lines
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_random_batches_give_a_report(data):
     n, t = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 5))

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.display import OWNER_NAMES, token_records, token_style, tokens_html, tokens_text
@@ -71,7 +71,6 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_a_page_can_be_read_back(rows):
     tokens, owners, turns, mask, logps = (list(column) for column in zip(*rows))

@@ -106,7 +106,7 @@ def test_step_penalty_and_visible_reward():
 WORDS = st.lists(st.sampled_from(TOK.itos), max_size=8).map(" ".join)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.one_of(st.text(), WORDS), min_size=1, max_size=12))
 def test_any_string_costs_one_turn_and_never_raises(actions):
     env = EditBudgetEnv(max_turns=len(actions))

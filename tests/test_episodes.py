@@ -1,6 +1,8 @@
+import math
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.environment import EditBudgetEnv
@@ -96,7 +98,6 @@ CALLS = (["submit"], ["read", "submit"], ["test", "test", "submit"], ["read"])
 TRAJS = [make_trajectory(played(*calls)) for calls in CALLS]
 
 
-@settings(deadline=None)
 @given(st.permutations(range(4)), st.integers(1, 4))
 def test_batches_hold_what_their_rows_hold(order, size):
     batch = collate([TRAJS[n] for n in order], TOK.pad_id)
@@ -131,3 +132,39 @@ def test_buckets_hold_32_rows_and_keep_the_order_of_equal_lengths():
 def test_a_trajectory_shows_itself():
     html, text = TRAJS[1]._repr_html_(), repr(TRAJS[1])
     assert "submit" in html and "submit" in text and "0x" not in html + text
+
+
+def start():
+    return Episode(EditBudgetEnv(), make_tasks("train")[0], TOK, 6, 256)
+
+
+@pytest.mark.parametrize(
+    ("ids", "logps", "message"),
+    [
+        (3, [0.0, 0.0], "3 ids, call_logp 2"),
+        (2, [0.0] * 3, "2 ids, call_logp 3"),
+        (0, [], "0 ids"),
+        (2, [0.0, math.nan], "NaN"),
+    ],
+)
+def test_a_call_of_another_length_than_its_log_probabilities_is_refused_and_leaves_no_trace(ids, logps, message):
+    episode = start()
+    before = (list(episode.ids), list(episode.logp), list(episode.actions), dict(episode.info))
+    with pytest.raises(ValueError, match=message):
+        episode.act(TOK.encode("<call> read </call>")[:ids], logps)
+    with pytest.raises(ValueError, match=r"ids \[-1\]"):
+        episode.act([-1], [0.0])
+    assert before == (episode.ids, episode.logp, episode.actions, episode.info)
+
+
+def test_an_empty_batch_is_refused():
+    batch = collate([make_trajectory(start())], TOK.pad_id)
+    for wrong, name in (
+        (lambda: collate([], 0), "trajs"),
+        (lambda: pad_rows([], 3, 0), "rows"),
+        (lambda: take_rows(batch, []), "rows"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} is empty"):
+            wrong()
+    with pytest.raises(ValueError, match="size=0"):
+        length_buckets(batch["length"], 0)

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from agentrl.arms import GRPO, read_runs
 from agentrl.evidence import (
     LEAST_SEEDS,
     RATES,
+    SAME,
     difference,
     draw_seeds,
     draw_seeds_and_tasks,
@@ -145,6 +148,22 @@ def test_verdicts(low, high, region, says):
     assert verdict({"low": low, "high": high}, region) == says
 
 
+@pytest.mark.parametrize(
+    "low, high, delta, says",
+    [
+        (-0.014, 0.006, 0.05, SAME),
+        (-0.014, 0.006, 0, "undecided"),  # without a δ nothing changes
+        (-0.05, 0.006, 0.05, "undecided"),  # δ itself is no longer the same
+        (-0.4, 0.006, 0.05, "undecided"),
+        (0.001, 0.006, 0.05, "holds"),  # δ takes no verdict back
+        (-0.014, -0.006, 0.05, "does not hold"),
+        (float("nan"), float("nan"), 0.05, "undecided"),
+    ],
+)
+def test_an_interval_inside_delta_is_the_same(low, high, delta, says):
+    assert verdict({"low": low, "high": high}, (0, float("inf")), delta) == says
+
+
 def test_repeats_are_evaluations_of_one_policy(monkeypatch):
     calls = []
     run = {"weights": "w", "history": [{"step": 0}], "heldout": {}}
@@ -163,3 +182,30 @@ def test_repeats_are_evaluations_of_one_policy(monkeypatch):
     for seed in (3, 4):
         evidence.train_and_repeat("own draws", seed)
     assert len(set(calls)) == 2 * evidence.N_REPEATS
+
+
+@pytest.mark.parametrize("confidence", [95, 1, 0, -0.5, math.nan, "0.95", True])
+def test_a_confidence_outside_zero_and_one_is_refused(confidence):
+    for wrong in (lambda: interval(np.zeros((8, 2)), confidence=confidence), lambda: expanded_level(confidence, 8)):
+        with pytest.raises(ValueError, match="confidence=.*95% is 0.95"):
+            wrong()
+
+
+def test_a_score_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="1 missing"):
+        interval([[0.0, math.inf]] * 1)
+    with pytest.raises(ValueError, match="n=1"):
+        expanded_level(0.95, 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "region"),
+    [
+        ({"low": 0, "high": 1}, (1, 0)),
+        ({"low": 0, "high": 1}, (math.nan, 1)),
+        ({"low": 1, "high": 0}, (0, 1)),
+    ],
+)
+def test_bounds_out_of_order_are_refused(found, region):
+    with pytest.raises(ValueError, match="lower bound"):
+        verdict(found, region)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.gradient import keep_only, masked_mean, reinforce_loss
+from agentrl.gradient import NO_SPREAD, keep_only, masked_mean, reinforce_loss, same_within
 
 GARBAGE = [0.0, math.inf, -math.inf, math.nan, 1e300]
 seeds = st.integers(0, 2**32 - 1)
@@ -43,7 +43,7 @@ def test_the_mean_of_one_position_is_its_value():
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_loss_is_the_double_loop(seed):
     logp, a, mask = random_batch(seed)
     kept = [(b, t) for b in range(5) for t in range(6) if mask[b, t]]
@@ -53,7 +53,7 @@ def test_loss_is_the_double_loop(seed):
 
 
 @given(seeds, st.sampled_from(GARBAGE), st.permutations(range(5)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_rows_order_and_padding_change_nothing(seed, garbage, order):
     logp, a, mask = random_batch(seed)
     wide = [torch.nn.functional.pad(x, (0, 2, 0, 1), value=garbage) for x in (logp[order], a[order])]
@@ -111,3 +111,38 @@ def test_the_expected_masked_gradient_is_the_exact_one_and_no_other_is():
     torch.testing.assert_close(estimate(mask), exact, rtol=0, atol=1e-12)
     assert (estimate(torch.ones(8, 3)) - exact).abs().max() > 1e-2  # observation let in
     assert (estimate(torch.tensor([[1, 0, 0]]).expand(8, 3)) - exact).abs().max() > 1e-2  # an action left out
+
+
+def test_a_mask_of_another_shape_is_refused():
+    x = torch.ones(4, 3, dtype=torch.float64)
+    for function in (keep_only, masked_mean):
+        with pytest.raises(ValueError, match=r"mask has shape \[1, 3\]; allowed: \[4, 3\]"):
+            function(x, torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["logp", "advantages"])
+def test_reinforce_names_a_kept_number_that_is_not_finite(name, bad):
+    arrays = {key: -torch.ones(2, 2, dtype=torch.float64) for key in ("logp", "advantages")}
+    arrays[name][1, 0] = bad
+    assert reinforce_loss(**arrays, mask=torch.tensor([[1, 1], [0, 1]])).isfinite()
+    with pytest.raises(ValueError, match=rf"{name} is {bad} at the kept position \[1, 0\]"):
+        reinforce_loss(**arrays, mask=torch.ones(2, 2))
+
+
+def equal(low, high, dtype=torch.float64, **share):
+    return same_within(*(torch.tensor(x, dtype=torch.float64) for x in (low, high)), dtype, **share).item()
+
+
+def test_equal_is_measured_against_size_and_type():
+    assert equal(1e7, math.nextafter(1e7, math.inf)) and not equal(1e7, 1e7 + 0.05)
+    assert equal(-1e7, math.nextafter(-1e7, math.inf)) and equal(-1e12, math.nextafter(-1e12, 0.0))
+    assert equal(0.35, 0.35 + 6e-8, torch.float32) and not equal(0.35, 0.35 + 6e-8)
+    assert equal(0.0, NO_SPREAD) and not equal(0.0, 1.01 * NO_SPREAD) and equal(0.0, 0.5, share=0.5)
+    assert equal(3, 3, torch.long) and not equal(3, 4, torch.long)
+
+
+def test_small_multiples_of_a_cent_differ_as_they_did():
+    for steps in range(-40, 41):
+        for other in range(steps + 1, 41):
+            assert not equal(0.05 * steps, 0.05 * other)

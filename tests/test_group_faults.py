@@ -18,7 +18,7 @@ rewards_of_groups = st.integers(2, 8).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(rewards_of_groups, st.booleans(), st.randoms())
 def test_ours_are_green_in_any_order(case, normalize, random):
     size, cents = case

@@ -54,7 +54,7 @@ def test_a_dropped_row_needs_no_ids():
     assert check_call_contexts(IDS, dropped, [[[1]], CONTEXTS[1]]) is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=3))
 def test_runs_of_kept_tokens(rows):
     for row in rows:

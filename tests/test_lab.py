@@ -17,6 +17,7 @@ from tests.browser import (
     metadata_of,
     needs_browser,
     open_notebook,
+    save,
     until,
 )
 from tools.notebooks import ROOT
@@ -50,7 +51,8 @@ def copy(tmp_path):
 def test_a_notebook_opens_without_a_question_runs_and_is_saved_as_a_pair(copy, tmp_path):
     root, source, stored, expected = copy
     before = source.read_text(encoding="utf-8")
-    with jupyterlab(root, tmp_path / "jupyter") as (url, token), chromium() as page:
+    with jupyterlab(root, tmp_path / "jupyter") as (url, token), chromium() as browser:
+        page = browser.new_page()
         open_notebook(page, url, token, NOTEBOOK)
         assert metadata_of(page, NOTEBOOK)["jupytext"]["formats"] == "ipynb,py:percent"
 
@@ -61,16 +63,16 @@ def test_a_notebook_opens_without_a_question_runs_and_is_saved_as_a_pair(copy, t
         choose(page, "Run", "Run All Cells")
         expect(output).to_have_text(expected, timeout=PATIENCE * 1000)
 
-        page.keyboard.press("ControlOrMeta+s")
-        until(lambda: expected in stored.read_text(encoding="utf-8"), "the .ipynb to be saved")
+        save(page, NOTEBOOK)
+        assert expected in stored.read_text(encoding="utf-8")
         assert source.read_text(encoding="utf-8") == before
 
         cell.locator(".cm-content").click()
         page.keyboard.press("ControlOrMeta+End")
         page.keyboard.type(f"\n{LINE}")
-        page.keyboard.press("ControlOrMeta+s")
+        save(page, NOTEBOOK)
         for half in (source, stored):
-            until(lambda half=half: LINE in half.read_text(encoding="utf-8"), f"{half.name} to be saved")
+            assert LINE in half.read_text(encoding="utf-8"), half.name
         page.screenshot(path=tmp_path / "lab.png")
         assert asked(page) == []
 

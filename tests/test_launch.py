@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import launch
@@ -97,7 +97,6 @@ def test_zero_means_off():
     assert [step for step in range(9) if evaluation_due(step, 3)] == [2, 5, 8]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-2, 9), min_size=3, max_size=3))
 def test_token_limits_fit_into_each_other(limits):
     if 1 <= limits[0] <= limits[1] <= limits[2]:
@@ -107,7 +106,6 @@ def test_token_limits_fit_into_each_other(limits):
             check_token_limits(*limits)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 500), min_size=1, unique=True))
 def test_numbers_are_read(numbers):
     assert parse_numbers("seeds", ",".join(map(str, numbers))) == tuple(numbers)
@@ -165,7 +163,7 @@ def train(arm, seed, base):
     return {"heldout": {"value": seed / 3}, "history": []}
 
 
-STUB = Study("stub", {"fine": {}, "fails": {}, "kills": {}}, train, ("launch",))
+STUB = Study("stub", {"fine": {}, "fails": {}, "kills": {}}, train)
 
 
 @pytest.mark.slow
@@ -181,7 +179,7 @@ def test_a_failure_and_a_killed_worker_are_reported_and_do_not_stop_the_others()
 def test_each_run_is_given_out_as_soon_as_it_ended():
     """With one job, the second run must not have begun when the first is in our hands."""
     begun = queue.Queue()
-    study = Study("stub", {"fine": {}}, lambda arm, seed, base: begun.put(seed) or {"n": seed}, ("launch",))
+    study = Study("stub", {"fine": {}}, lambda arm, seed, base: begun.put(seed) or {"n": seed})
     ended = finished_runs(study, [("fine", 0, 0), ("fine", 0, 1), ("fine", 0, 2), ("fine", 0, 3)], jobs=1)
     assert next(ended) == (("fine", 0, 0), {"n": 0})
     assert begun.qsize() < 4

@@ -54,7 +54,7 @@ def test_a_dropped_row_is_left_alone():
     assert check_action_mask(torch.zeros_like(mask), OWNERS) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(owner_rows, st.data())
 def test_any_flip_in_a_kept_row_is_red_and_at_its_place(rows, data):
     owner = torch.tensor(rows)
@@ -68,7 +68,7 @@ def test_any_flip_in_a_kept_row_is_red_and_at_its_place(rows, data):
     assert (found.row, found.column) == (row, column)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(owner_rows)
 def test_without_owners_the_log_probabilities_tell(rows):
     owner = torch.tensor(rows)

@@ -90,7 +90,7 @@ def play(task, choose, max_turns=6):
     return probability, rewards, info
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(FIVE), st.lists(st.sampled_from(CALLS), min_size=6, max_size=6), st.integers(1, 6))
 def test_any_episode_of_the_environment_is_one_of_the_model_call_by_call(task, calls, max_turns):
     left = iter(calls)
@@ -98,7 +98,7 @@ def test_any_episode_of_the_environment_is_one_of_the_model_call_by_call(task, c
     assert probability > 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_a_policys_mean_over_the_five_bugs_is_what_the_model_expects(data):
     drawn = cache(lambda state: data.draw(st.sampled_from(CALLS), label=str(state)))
@@ -209,7 +209,7 @@ def test_after_an_edit_nothing_that_could_be_learned_is_worth_its_turn():
             assert best_calls(TABLE, state, values, F(1, 100)) == ["submit"]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.fractions(0, 1, max_denominator=50), st.data())
 def test_no_policy_beats_the_optimum_and_the_greedy_one_reaches_it(cost, data):
     values = value_iteration(TABLE, cost)
@@ -321,3 +321,9 @@ def test_at_the_affordable_cost_an_attempt_is_worth_giving_up(pass_rate, calls):
 def test_an_attempt_that_is_none_is_refused(wrong):
     with pytest.raises(ValueError, match="pass_rate="):
         affordable_cost(*wrong)
+
+
+def test_half_a_turn_is_refused():
+    for turns in (2.5, True, float("nan")):
+        with pytest.raises(ValueError, match="whole number of turns"):
+            RepairRules(turns=turns)

@@ -59,7 +59,7 @@ def test_the_prompt_carries_the_source_and_the_field_marks_it():
         assert replace(one, issue=task.issue, single_turn=False) == task
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(TASKS), st.lists(st.integers(0, 2**31), min_size=1, max_size=3))
 def test_prompt_and_source_match_after_any_number_of_renamings(task, seeds):
     one, plain = single_turn(task), task
@@ -96,7 +96,7 @@ def test_gymnasium_accepts_both_formats():
     check_env(SingleTurnOnly(), skip_render_check=True)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(ANY, st.sampled_from(TASKS[:6]), st.integers(1, 3))
 def test_any_string_is_one_graded_call(action, task, max_turns):
     env = start(single_turn(task), max_turns=max_turns)
@@ -111,7 +111,7 @@ def test_any_string_is_one_graded_call(action, task, max_turns):
         env.step(action)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(ANY, min_size=1, max_size=7))
 def test_multi_turn_tasks_see_no_difference(actions):
     mixed, plain = start(TASKS[1], max_turns=5), EditBudgetEnv(max_turns=5)
@@ -234,7 +234,6 @@ def test_shares_by_hand():
         assert format_scale(mask, one, "token_mean").tolist() == [1.0, 1.0]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=9), st.sampled_from(AGGREGATIONS))
 def test_each_format_gets_half_and_the_whole_stays(rows, mode):
     mask = torch.arange(9) < torch.tensor([length for length, _ in rows])[:, None]

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ def test_causal():
     assert not torch.allclose(MODEL(ids)[:, 6:], MODEL(changed)[:, 6:])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), min_size=1, max_size=4), st.integers(0, 1000))
 def test_cache_in_any_pieces_equals_full_forward(pieces, seed):
     rng = torch.Generator().manual_seed(seed)
@@ -69,3 +71,33 @@ def test_what_does_not_fit_is_refused():
         MODEL.extend([[0] * 33], MODEL.empty_cache(1))
     with pytest.raises(ValueError, match="n_heads=3"):
         TinyAgent(11, d=8, n_heads=3)
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "d", "n_layers", "n_heads", "d_mlp", "max_len"])
+@pytest.mark.parametrize("wrong", [0, -1, 8.0, True])
+def test_a_size_that_is_no_whole_number_above_zero_is_named(name, wrong):
+    with pytest.raises(ValueError, match=f"{name}={wrong}"):
+        TinyAgent(**{"vocab_size": 8, name: wrong})
+
+
+def test_ids_that_name_no_word_are_refused():
+    model = TinyAgent(8, d=8, n_layers=1, n_heads=2, d_mlp=8)
+    for wrong in (-1, 8):
+        with pytest.raises(ValueError, match=f"token id {wrong} "):
+            model(torch.tensor([[0, wrong]]))
+        with pytest.raises(ValueError, match=f"token id {wrong} "):
+            model.extend([[wrong]], model.empty_cache(1))
+    with pytest.raises(ValueError, match="ids are torch.float32"):
+        model(torch.zeros(1, 2))
+
+
+def test_one_id_is_not_spread_over_rows():
+    with pytest.raises(ValueError, match=r"ids have shape \[1\]; allowed: \[4\]"):
+        selected_log_probs(torch.zeros(4, 3), torch.zeros(1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf, "1", True])
+def test_a_temperature_that_is_not_positive_is_named(temperature):
+    model = TinyAgent(8, d=8, n_layers=1, n_heads=2, d_mlp=8)
+    with pytest.raises(ValueError, match="temperature="):
+        sequence_log_probs(model, torch.zeros(1, 2, dtype=torch.long), temperature)

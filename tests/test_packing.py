@@ -20,7 +20,7 @@ def batch(lengths, seed, share=0.5):
 LENGTHS = st.lists(st.integers(2, 12), min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(LENGTHS, st.integers(0, 99), st.sampled_from([0.3, 1.0]))
 def test_packed_is_padded(lengths, seed, share):
     ids, length, mask = batch(lengths, seed, share)
@@ -80,3 +80,15 @@ def test_pack_sorts_and_counts(lengths):
     assert sorted(order.tolist()) == list(range(len(lengths)))
     assert [lengths[n] for n in order] == [length for rows, length in shapes for _ in range(rows)]
     assert len({length for _, length in shapes}) == len(shapes)
+
+
+def test_shapes_and_a_temperature_that_do_not_fit_are_named():
+    model, ids = TinyAgent(8, d=8, n_layers=1, n_heads=2, d_mlp=8), torch.zeros(2, 4, dtype=torch.long)
+    length, mask = torch.tensor([4, 4]), torch.ones(2, 3)
+    for function in (padded_log_probs, action_log_probs):
+        with pytest.raises(ValueError, match=r"mask|where.*\[1, 3\]"):
+            function(model, ids, length, mask[:1])
+        with pytest.raises(ValueError, match="temperature=0"):
+            function(model, ids, length, mask, 0)
+    with pytest.raises(ValueError, match=r"length: shapes .*\[1\]"):
+        action_log_probs(model, ids, length[:1], mask)

@@ -24,6 +24,7 @@ from agentrl.pathologies import (
     cap_words,
     check_cut_rewards,
     check_turns_left,
+    coasting_step,
     compare_kept,
     cost_at,
     cut_values,
@@ -164,7 +165,6 @@ def test_pricing_charges_cut_episodes_alone(trajs):
     assert torch.equal(advantages, expected[:, None] * batch["action_mask"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 1.0]), st.booleans()), min_size=8, max_size=8))
 def test_kept_episodes_are_compared_among_themselves(episodes):
     rewards, kept = (torch.tensor(column) for column in zip(*episodes, strict=True))
@@ -297,7 +297,7 @@ def test_the_whole_window_gives_the_default_sampler():
         assert torch.equal(a.ids, b.ids) and a.info == b.info
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(20, 120), st.integers(0, 5), st.booleans())
 def test_an_episode_that_is_cut_by_the_context_is_a_whole_number_of_calls(window, seed, talks):
     """A policy that never ends its calls fills the window in the middle of one: every call is six tokens, or ended."""
@@ -374,7 +374,7 @@ def test_a_batch_of_cut_episodes_only_leaves_a_new_policy_alone():
     """Nothing is kept, so nothing may move; the share 0/0 of clipped tokens is stored as 0."""
     policy = chatty(likes=("read", "test"))
     before = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
-    history = train_rl(policy, TASKS, TOK, SMALL, steps=1, prepare=treated(mask_truncated))
+    history = train_rl(policy, TASKS, TOK, SMALL, steps=1, **CURES["truncation masked"](SMALL, 1))
     assert history[0]["submit_rate"] == 0 and isnan(history[0]["clip_fraction"])
     (row,) = without_nan(history)
     assert row == history[0] | {"clip_fraction": 0.0}
@@ -427,3 +427,16 @@ def test_the_check_of_turns_left_says_what_is_wrong(wrap, says):
 )
 def test_the_check_of_bootstrapping_says_what_is_wrong(rewards_of, says):
     assert says in check_cut_rewards(rewards_of)
+
+
+def test_the_arms_that_mask_coast_on_where_nothing_is_kept():
+    policy = torch.nn.Linear(2, 1)
+    opt = torch.optim.Adam(policy.parameters(), lr=0.1)
+    policy(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    before = policy.weight.detach().clone()
+    stats = coasting_step(policy, opt, {"action_mask": torch.zeros(2, 3)}, None, None)
+    assert (policy.weight != before).all() and stats["grad_norm"] == 0.0
+    assert without_nan([stats])[0]["clip_fraction"] == 0.0
+    for arm in ("truncation masked", "truncation dropped"):
+        assert CURES[arm](RLConfig(), 1)["update"].keywords == {"step": coasting_step}

@@ -172,7 +172,6 @@ def test_the_interval_of_one_value_is_not_asked_of_scipy_which_would_warn():
     assert np.isnan(mean_interval([0.5])[1:]).all()
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9), st.floats(-10, 10), st.floats(0.1, 10))
 def test_interval_shifts_and_scales_with_the_values(values, shift, scale):
     expected = [scale * bound + shift for bound in mean_interval(values)]
@@ -203,7 +202,7 @@ def test_bands_show_the_range_of_seeds():
         plot_bands(ax, rows, "step", "reads", "penalty")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.2, 0.5, 1.0]), min_size=1, max_size=6))
 def test_labels_do_not_overlap_and_keep_their_order(ends):
     fig, ax = plt.subplots()

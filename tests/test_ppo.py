@@ -53,7 +53,7 @@ def test_the_cases_by_hand(ratio, advantage, value, slope):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @given(seed=seeds, clip=st.floats(0.01, 0.9))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_loss_and_clip_fraction_are_the_loops(mode, seed, clip):
     logp, old, a, mask = random_batch(seed)
     weights, loop, bites = loss_weights(mask, mode), 0.0, []
@@ -73,14 +73,14 @@ def test_only_a_clip_that_stops_a_gradient_is_counted():
     ratio = torch.tensor([[1.19, 1.21, 0.81, 0.79]], dtype=torch.float64)
     for advantage, share in ((1.0, 0.25), (-1.0, 0.25), (0.0, 0.0)):  # the default clip is 0.2
         assert clip_fraction(ratio.log(), 0 * one, advantage * one, one).item() == share
-    for advantage in (1.0, -1.0):  # at the very edge
-        assert clip_fraction(one, one, advantage * one, one, clip=0.0).item() == 0.0
-        assert gradient(one, one, advantage * one, one, 0.0)[1].ne(0).all()
+    for advantage in (1.0, -1.0):  # at the very edge: 1 + 1e-17 is 1
+        assert clip_fraction(one, one, advantage * one, one, clip=1e-17).item() == 0.0
+        assert gradient(one, one, advantage * one, one, 1e-17)[1].ne(0).all()
     assert clip_fraction(one, one, one, one).dtype == torch.float64
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_at_ratio_one_the_gradient_is_that_of_reinforce(seed):
     logp, _, a, mask = random_batch(seed)
     _, grad = gradient(logp, logp, a, loss_weights(mask, "token_mean"))
@@ -92,7 +92,7 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce(seed):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @given(seed=seeds, garbage=st.lists(st.sampled_from(GARBAGE), min_size=3, max_size=3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_padding_may_hold_anything(mode, seed, garbage):
     *arrays, mask = random_batch(seed)
     loss, grad = gradient(*arrays, loss_weights(mask, mode))
@@ -107,7 +107,7 @@ def test_padding_may_hold_anything(mode, seed, garbage):
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @given(seed=seeds, order=st.permutations(range(5)), end=st.integers(1, 4))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_micro_batches_of_shuffled_rows_add_up(mode, seed, order, end):
     *arrays, mask = random_batch(seed)
     weights = loss_weights(mask, mode)
@@ -152,3 +152,32 @@ def test_an_advantage_a_row_is_refused_also_in_a_square_batch():
     square = torch.zeros(3, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"\[3\].*\[B, T-1\]"):
         clipped_loss(square, square, torch.zeros(3), square)
+
+
+@pytest.mark.parametrize("clip", [-1, 0, 0.0, math.nan, "0.2", True])
+def test_a_clip_that_is_not_a_positive_number_is_refused(clip):
+    one = torch.ones(1, 2, dtype=torch.float64)
+    for function in (clipped_loss, clip_fraction):
+        with pytest.raises(ValueError, match="clip=.*must be > 0"):
+            function(one, one, one, one, clip)
+
+
+@pytest.mark.parametrize("name", ["logp", "old_logp", "advantages"])
+def test_one_kept_nan_is_named_and_a_dropped_one_is_not(name):
+    kept = torch.tensor([[1.0, 1.0, 0.0]], dtype=torch.float64)
+    arrays = {key: torch.zeros(1, 3, dtype=torch.float64) for key in ("logp", "old_logp", "advantages")}
+    arrays[name][0, 2] = math.nan
+    clipped_loss(**arrays, weights=kept), clip_fraction(**arrays, mask=kept)
+    arrays[name][0, 1] = math.nan
+    for function, last in ((clipped_loss, "weights"), (clip_fraction, "mask")):
+        with pytest.raises(ValueError, match=rf"{name} is nan at the kept position \[0, 1\]"):
+            function(**arrays, **{last: kept})
+
+
+def test_a_mask_of_one_row_is_not_stretched_over_four():
+    four = torch.ones(4, 3, dtype=torch.float64)
+    for function in (clipped_loss, clip_fraction):
+        with pytest.raises(ValueError, match="all must be"):
+            function(four, four, four, four[:1])
+    with pytest.raises(ValueError, match="all must be"):
+        probability_ratio(four, four, four[:1])

@@ -227,7 +227,7 @@ def test_an_error_in_a_coroutine_comes_through():
         run_virtual(wrong())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 5))
 def test_one_aborted_sample_loses_its_group(aborted, n):
     errors = [f"error {i}" if one else None for i, one in enumerate(aborted * n)]

@@ -38,7 +38,7 @@ def test_neither_and_unknown():
         check_sequence_ratio(weights, "product", TRAINER, ENGINE, MASK)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-30, 3), min_size=4, max_size=4), st.floats(0.01, 0.9))
 def test_a_floor_is_red_exactly_when_it_acts(log_ratio, low):
     trainer = torch.tensor([log_ratio], dtype=torch.float64)

@@ -25,7 +25,7 @@ def test_a_trusting_parser_is_red_and_the_gyms_green():
     assert found == check_parser(lambda text: json.loads(text)["path"], ['{"path": "x"}'])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text(max_size=30), st.randoms(use_true_random=False))
 def test_any_text_can_be_mangled(text, random):
     assert isinstance(mangle(text, random), str)

@@ -1,3 +1,5 @@
+import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -36,7 +38,7 @@ def rollout(reader, order, noise, max_turns=4):
     return {n: make_trajectory(episode) for n, episode in zip(order, episodes, strict=True)}
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), st.integers(0, 100))
 def test_an_episode_does_not_depend_on_its_company(order, seed):
     noise = torch.rand(10, 256, generator=seeded(seed), dtype=torch.float64)
@@ -124,7 +126,7 @@ def test_a_reader_with_a_row_too_many_is_refused():
         def next_logits(self, new_ids):
             return super().next_logits(new_ids).repeat(2, 1)
 
-    with pytest.raises(ValueError, match="longer"):
+    with pytest.raises(ValueError, match=r"logits have shape \[2, .*noise \[1\]"):
         rollout(lambda model, n_rows: Double(n_rows, []), [0], torch.zeros(1, 256, dtype=torch.float64))
 
 
@@ -184,3 +186,48 @@ def test_wrong_temperature_and_vocabulary():
         sample_next(torch.zeros(1, 2, dtype=torch.float64), 0, torch.zeros(1, dtype=torch.float64))
     with pytest.raises(ValueError, match="vocabulary|words"):
         rollout_batch(TinyAgent(20, d=8, n_heads=2), [EditBudgetEnv()], TASKS[:1], TOK, 6, 1.0, seeded())
+
+
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, math.nan, math.inf])
+def test_a_temperature_that_is_not_positive_is_named(temperature):
+    with pytest.raises(ValueError, match="temperature="):
+        sample_next(torch.zeros(1, 4), temperature, torch.zeros(1))
+    with pytest.raises(ValueError, match="temperature="):
+        rollout_batch(MODEL, [], [], TOK, 4, temperature, seeded())
+
+
+def test_one_uniform_does_not_serve_four_rows():
+    with pytest.raises(ValueError, match=r"logits have shape \[4, 3\], noise \[1\]"):
+        sample_next(torch.zeros(4, 3), 1.0, torch.zeros(1))
+    with pytest.raises(ValueError, match=r"noise has shape \[1, 256\]; allowed: \[2, N\]"):
+        run_episodes(None, [None, None], 1.0, torch.zeros(1, 256))
+
+
+@pytest.mark.parametrize("bad", [math.nan, -0.1, 1.1])
+def test_noise_outside_its_range_is_refused(bad):
+    with pytest.raises(ValueError, match="noise goes from"):
+        sample_next(torch.zeros(2, 3), 1.0, torch.tensor([0.5, bad]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_give_no_token(bad):
+    logits = torch.zeros(3, 4)
+    logits[1, 2] = bad
+    with pytest.raises(ValueError, match="logits of row 1"):
+        sample_next(logits, 1.0, torch.full((3,), 0.5))
+
+
+def test_a_policy_with_a_weight_that_is_nan_does_not_play():
+    model = copy.deepcopy(MODEL)
+    with torch.no_grad():
+        model.head.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="weights of the policy"):
+        sample_groups(model, TASKS[:1], TOK, RLConfig(group_size=2), seeded())
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, True])
+def test_a_number_of_samples_below_one_is_refused(n):
+    with pytest.raises(ValueError, match=f"n={n}"):
+        sample_groups(MODEL, TASKS[:1], TOK, RLConfig(group_size=2), seeded(), n=n)
+    with pytest.raises(ValueError, match="tasks is empty"):
+        sample_groups(MODEL, [], TOK, RLConfig(group_size=2), seeded())

@@ -88,7 +88,7 @@ def metrics(server):
 
 
 @given(st.lists(st.one_of(st.sampled_from(GOOD), WORDS), max_size=5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_chat_holds_the_tokens_of_its_episode(texts):
     env, episode = EditBudgetEnv(max_turns=9), Episode(EditBudgetEnv(max_turns=9), TASK, TOK, 9, 256)
     env.reset(options={"task": TASK, "max_turns": 9})
@@ -104,7 +104,6 @@ def test_a_chat_holds_the_tokens_of_its_episode(texts):
 
 
 @given(st.one_of(WORDS, st.text('</>call read{}"', max_size=20), st.sampled_from(GOOD)))
-@settings(deadline=None)
 def test_a_text_is_a_tool_call_exactly_if_the_gym_takes_it(text):
     tool = call_to_tool(text)
     assert (tool is None) == (parse_call(text)[0] == "invalid")

@@ -241,11 +241,25 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(scope="module")
+def tabs():
+    """A browser in which every test opens a page of its own."""
+    with chromium() as context:
+        yield context
+
+
 @pytest.fixture
-def reader(site):
+def page(tabs):
+    page = tabs.new_page()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def reader(site, page):
     """A page of a browser, the site's address, and a list of what must stay empty: see `complaints`."""
     complaints = []
-    with served(site) as url, chromium() as page:
+    with served(site) as url:
         page.on("request", lambda request: complaints.append(request.url) if not is_here(request.url, url) else None)
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -337,12 +351,11 @@ def test_no_formula_fails_and_no_page_is_wider_than_a_phone(reader, pages, site)
 
 @browser
 @needs_browser
-def test_the_pages_work_from_the_disk(site):
-    with chromium() as page:
-        page.goto((site / "search.html").as_uri() + "?q=staleness")
-        expect(page.locator("#search-results li a").first).to_be_visible(timeout=PATIENCE * 1000)
-        page.goto((site / "notebooks" / "06_policy_gradient" / "06_1_gradient_and_mask.html").as_uri())
-        expect(page.locator("mjx-container").first).to_be_visible(timeout=PATIENCE * 1000)
+def test_the_pages_work_from_the_disk(site, page):
+    page.goto((site / "search.html").as_uri() + "?q=staleness")
+    expect(page.locator("#search-results li a").first).to_be_visible(timeout=PATIENCE * 1000)
+    page.goto((site / "notebooks" / "06_policy_gradient" / "06_1_gradient_and_mask.html").as_uri())
+    expect(page.locator("mjx-container").first).to_be_visible(timeout=PATIENCE * 1000)
 
 
 def test_the_second_build_writes_no_page_again(site):

@@ -1,6 +1,8 @@
 """States are equal when the environment is, whatever its names; step advantages against loops and by hand."""
 
 import math
+from functools import reduce
+from operator import add
 
 import pytest
 import torch
@@ -33,7 +35,7 @@ def plain_states(task, calls, max_turns=6):
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(histories, histories, st.integers(0, 29), st.integers(0, 10**6))
 def test_keys_agree_exactly_where_the_environments_do(one, other, task, seed):
     rng = torch.Generator().manual_seed(seed)
@@ -78,7 +80,6 @@ def loops(returns, keys, std_normalize):
     return result
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-20, 20), st.sampled_from("abcdef")), max_size=30), st.booleans())
 def test_agrees_with_loops(calls, std_normalize):
     returns, keys = [r / 20 for r, _ in calls], [key for _, key in calls]
@@ -88,7 +89,7 @@ def test_agrees_with_loops(calls, std_normalize):
 
 
 def test_nobody_to_compare_with_and_nothing_to_tell_apart_give_exactly_zero():
-    penalty = [-0.05 * 6, sum(6 * [-0.05]), 1.0]  # the first two differ in the last bit only
+    penalty = [-0.05 * 6, reduce(add, 6 * [-0.05]), 1.0]  # the first two differ in the last bit only
     for std_normalize in (True, False):
         assert step_advantages(penalty, ["a", "a", "b"], std_normalize).tolist() == [0.0, 0.0, 0.0]
     by_hand = step_advantages([1.0, 0.0, 0.0], ["a", "b", "a"])
@@ -110,3 +111,26 @@ def test_tokens_get_the_number_of_their_call():
     for wrong in ({"step": step[1:]}, {"weight": -1.0}):
         with pytest.raises(ValueError, match="step advantages"):
             step_group_advantages(**{"episode": episode, "step": step, "turn": turn, "mask": mask} | wrong)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_return_that_is_not_finite_is_named(bad):
+    with pytest.raises(ValueError, match=f"return of call 1 is {bad}"):
+        step_advantages([1, bad, 0, 1], ["a"] * 4)
+
+
+def test_equal_is_measured_against_size_and_type():
+    large = [1e7, math.nextafter(1e7, math.inf), 1e7, 1e7]
+    single = torch.tensor([0.35, 0.35, 0.35, 0.35], dtype=torch.float32)
+    single[0] = torch.nextafter(single[0], torch.tensor(1.0))
+    for returns in (large, single):
+        assert step_advantages(returns, ["a"] * 4).tolist() == [0.0] * 4
+
+
+def test_what_does_not_fit_together_is_refused():
+    turn, mask, step = torch.tensor([[-1, 0, 0]]), torch.ones(1, 2), torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"\[2\], \[1, 3\], \[1, 2\]"):
+        step_group_advantages(torch.zeros(2), step, turn, mask)
+    for weight in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"weight {weight}"):
+            step_group_advantages(torch.zeros(1), step, turn, mask, weight)

@@ -41,8 +41,8 @@ def train(arm, seed, base):
     history = [{{"step": step, "reward": (seed + step) / 7}} for step in range(3)]
     return {{"heldout": {{"pass_rate": (seed + 1) / 3, "name": arm}}, "history": history}}
 
-STUDY = Study("stub", {{"fine": {{}}, "slow": {{"clip": 0.3}}}}, train, ("sampling",))
-OTHER = Study("other", {{"default": {{}}}}, train, ("sampling",))
+STUDY = Study("stub", {{"fine": {{}}, "slow": {{"clip": 0.3}}}}, train)
+OTHER = Study("other", {{"default": {{}}}}, train)
 
 def install():
     arms.runs_path = lambda study, table: FOLDER / f"{{study.name}}_{{table}}.csv"
@@ -100,7 +100,7 @@ def stored(stub):
 
 def test_it_says_what_is_missing_runs_it_and_has_nothing_to_do_then(stub):
     code, said = run(*SWEEP, "--missing")
-    assert code == 0 and "stub: 4 of 4 runs are missing\n  fine, base 0: seeds 0-1\n" in said and not stored(stub)
+    assert code == 1 and "stub: 4 of 4 runs are missing\n  fine, base 0: seeds 0-1\n" in said and not stored(stub)
     code, said = run(*SWEEP)
     assert code == 0 and "done; 0 runs are missing" in said and stored(stub) == set(RUNS)
     code, said = run(*SWEEP)
@@ -116,7 +116,7 @@ def test_all_studies_are_run_by_default_and_arms_choose_among_them(stub):
 
 
 def test_an_arm_that_two_studies_have_or_that_is_named_twice_is_run_once(stub, monkeypatch):
-    other = Study("other", {"fine": {}}, stub.train, ("sampling",))
+    other = Study("other", {"fine": {}}, stub.train)
     monkeypatch.setattr(sweep, "studies", lambda: [stub.STUDY, other])
     said = run("--seeds", "0", "--missing")[1]
     assert "stub: 2 of 2 runs" in said and "other: 1 of 1 runs are missing\n  fine, base 0: seeds 0\n" in said
@@ -157,7 +157,7 @@ def test_a_failed_run_is_listed_and_does_not_stop_the_others(stub, tmp_path, mon
 def test_rows_of_older_code_are_made_again(stub, monkeypatch):
     assert run(*SWEEP)[0] == 0
     older = read_runs(stub.STUDY, "heldout")
-    monkeypatch.setattr(arms, "code_of", lambda modules: "newer code")
+    monkeypatch.setattr(arms, "code_version", lambda *_: "newer code")
     code, said = run(*SWEEP)
     newer = read_runs(stub.STUDY, "heldout")
     assert "4 of 4 runs are missing" in said and len(newer) == 4 and not set(older["version"]) & set(newer["version"])
@@ -215,12 +215,12 @@ def wait_for(condition, what):
         time.sleep(0.02)
 
 
-def start_sweep(tmp_path):
+def start_sweep(tmp_path, *options):
     """The command in a process of its own, two workers."""
     code = "import stub_study; stub_study.install(); from tools import sweep; sweep.typer.run(sweep.main)"
     paths = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, "-c", code, *SWEEP, "--jobs", "2"],
+        [sys.executable, "-c", code, *SWEEP, "--jobs", "2", *options],
         env={**os.environ, "PYTHONPATH": paths, "TQDM_DISABLE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -248,6 +248,30 @@ def test_a_killed_parent_loses_only_the_runs_under_way(stub, tmp_path, monkeypat
     code, said = run(*SWEEP)
     assert code == 0 and "2 of 4 runs are missing\n  slow, base 0: seeds 0-1" in said
     assert same(tables(stub.STUDY), whole(stub, tmp_path, monkeypatch))
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_not_begun_a_task_ends_with_its_parent_too(stub, tmp_path):
+    """One run for two workers: the idle one would wait for five minutes."""
+    (tmp_path / "hold-slow").touch()
+    with start_sweep(tmp_path, "--arms", "slow", "--seeds", "0") as process:
+        wait_for(lambda: (tmp_path / "begun-slow-0").exists(), "the run to begin")
+        workers = psutil.Process(process.pid).children(recursive=True)
+        os.kill(process.pid, signal.SIGKILL)
+    gone, alive = psutil.wait_procs(workers, timeout=100)
+    for worker in alive:
+        worker.kill()
+    assert len(workers) >= 2 and alive == []
+
+
+def test_a_damaged_table_stops_the_sweep_before_anything_is_made(stub, tmp_path):
+    assert run(*SWEEP)[0] == 0
+    path = tmp_path / "stub_heldout.csv"
+    path.write_text(path.read_text().replace(",0,1,", ",0,x,"))
+    before = path.read_bytes()
+    code, said = run("--study", "stub", "--seeds", "0-5")
+    assert code == 2 and "stub_heldout.csv, line 3: seed='x' is no whole number" in said
+    assert path.read_bytes() == before and len(list(tmp_path.glob("begun-*"))) == 4
 
 
 @pytest.mark.slow

@@ -7,12 +7,10 @@ import pandas as pd
 import pytest
 
 from agentrl.arms import GRPO, KEY, TABLES, read_runs
-from agentrl.cache import cache_dir
 from tools import sweep_check
 from tools.runs import studies
-from tools.sweep_check import cache_of_bases, check, differences, stored_runs
+from tools.sweep_check import check, differences, stored_runs
 
-CHEAP = ("grpo", "credit", "mixture", "tool_errors", "pathologies", "context")  # under a minute a run
 DRAW = int.from_bytes(os.urandom(4), "big")
 
 
@@ -27,11 +25,12 @@ def stored_result(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", range(3))
+@pytest.mark.parametrize("n", range(2))
 def test_a_run_drawn_at_random_is_what_is_stored(n):
+    """Of any study, from the base that comes with the book (another base takes a minute to train)."""
     rng = random.Random(DRAW + n)
-    study = rng.choice([study for study in studies() if study.name in CHEAP])
-    run = rng.choice([run for run in stored_runs(study) if run[1] == 0])
+    study = rng.choice(studies())
+    run = rng.choice([run for run in stored_runs(study) if run[1] == 0 and "edits" not in study.arms[run[0]]])
     assert check([(study, run)], jobs=1) == [], f"draw {DRAW + n}"
 
 
@@ -55,17 +54,6 @@ def test_a_digit_that_differs_is_found():
         result = stored_result(run)
         change(result)
         assert differences(GRPO, run, result) == [says]
-
-
-def test_runs_are_made_again_and_not_read_from_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
-    for name in ("base.train", "arms.train_config"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "kept").touch()
-    with cache_of_bases():
-        assert [path.name for path in cache_dir().iterdir()] == ["base.train"]
-        assert (cache_dir() / "base.train" / "kept").exists()
-    assert cache_dir() == tmp_path and (tmp_path / "base.train" / "kept").exists()
 
 
 def test_what_differs_and_what_fails_is_said_with_arm_and_seed(monkeypatch):

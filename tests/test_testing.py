@@ -2,7 +2,10 @@
 
 import ast
 import os
+import subprocess
+import sys
 import time
+from multiprocessing import get_context
 
 import psutil
 import pytest
@@ -23,10 +26,11 @@ def function(*lines, head="def f(a, b):"):
 
 
 def living(mark):
-    """Living processes with `mark` on their command line."""
-    found = []
+    """Living processes with `mark` on their command line, apart from those that wait for a job."""
+    found, waiting = [], {child.process.pid for child in testing._ready()}
     for process in psutil.process_iter(["cmdline", "status"]):
-        if mark in str(process.info["cmdline"]) and process.info["status"] != psutil.STATUS_ZOMBIE:
+        is_marked = mark in str(process.info["cmdline"]) and process.info["status"] != psutil.STATUS_ZOMBIE
+        if is_marked and process.pid not in waiting:
             found.append(process.pid)
     return found
 
@@ -41,7 +45,8 @@ def survivors(mark):
 
 
 def children_of_ours():
-    return [p for p in psutil.Process().children() if testing.RUNNER in p.cmdline()]
+    waiting = {child.process.pid for child in testing._ready()}
+    return [p for p in psutil.Process().children() if testing.RUNNER in p.cmdline() and p.pid not in waiting]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,9 @@ def test_verdicts(source, verdict):
         ("1", 1, True), ("True", 1, False), ("1.0", 1, False), ("True", True, True), ("1", True, False),
         ("0.1 + 0.2", 0.3, False), ("0.1 + 0.2", 0.1 + 0.2, True), ("None", None, True),
         ("(1, 2)", (1, 2), True), ("[1, 2]", (1, 2), False), ("[1, [2]]", [1, [2]], True),
+        ("{'a', 'b', 'c', 'd', 'e'}", {"e", "d", "c", "b", "a"}, True), ("{1}", {True}, False),
+        ("[{1: 'a', 2: {3}}]", [{2: {3}, 1: "a"}], True), ("{1: 1}", {1: True}, False), ("{1: 1}", {1}, False),
+        ("{(1, 2)}", {(2, 1)}, False), ("{1.0: 0}", {1: 0}, False), ("'{'", "{", True), ("{'a'}", "{'a'}", False),
         ("'é\\n'", "é\n", True), ("'a'", "b", False), ("float('nan')", 1, False),
     ],
 )  # fmt: skip
@@ -113,6 +121,7 @@ def test_arguments_are_fresh_for_each_test():
         (["raise SystemExit(0)"], "exit"),
         (["raise KeyboardInterrupt"], "exit"),
         (["import os", "os._exit(0)"], "exit"),
+        (["import os", "os._exit(3)"], "exit"),
         (["import os", "os.abort()"], "exit"),
     ],
 )
@@ -220,6 +229,121 @@ def test_memory_of_descendants_counts(monkeypatch):
     source = function(*lines, head="def f():")
     assert run_tests(source, NO_ARGUMENTS, memory_mb=500, timeout=1.0).reason == "timeout"
     assert run_tests(source, NO_ARGUMENTS, memory_mb=100, timeout=10.0).reason == "memory"
+
+
+def is_gone(pid):
+    """Whether a process ends within some seconds."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def open_descriptors():
+    return psutil.Process().num_fds() if hasattr(os, "fork") else psutil.Process().num_handles()
+
+
+@pytest.fixture
+def own_folder(monkeypatch, tmp_path):
+    """The folder in which children get theirs, and nobody else; no child waits yet."""
+    monkeypatch.setattr(testing.tempfile, "tempdir", str(tmp_path))
+    testing._local.ready = []
+    yield tmp_path
+    testing._local.ready = []
+
+
+def test_a_child_serves_one_program_and_nothing_is_left_of_it(own_folder):
+    remember = "import sys\nseen = hasattr(sys, 'seen')\nsys.seen = 1\ndef f(): return seen, {}"
+    run_tests("def f(): return 1", NO_ARGUMENTS)
+    descriptors = open_descriptors()
+    for i in range(2 * testing.AHEAD):
+        assert run_tests(remember.format(i), (((), (False, i)),)).passed
+    assert len(testing._ready()) == testing.AHEAD and open_descriptors() <= descriptors
+    assert len(list(own_folder.iterdir())) == testing.AHEAD
+
+
+def test_the_start_of_a_child_is_not_the_program_s_time():
+    testing._local.ready = []
+    for timeout in (0.05, 0.0501):  # first one that is started for it, then one that was prepared
+        assert run_tests("import time\ndef f(): return time.sleep(0.1)", (((), None),), timeout=timeout).passed
+
+
+def test_waiting_for_the_end_works_without_a_file_for_it(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    monkeypatch.setattr(testing, "PATIENCE", 1)
+    assert run_tests("def f(a, b): return a + b + 0", ADD).passed
+    assert run_tests("import time\ndef f(): time.sleep(50)", NO_ARGUMENTS, timeout=0.3).reason == "timeout"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only there")
+def test_nobody_polls(monkeypatch):
+    monkeypatch.setattr(testing, "LOOK_EVERY", 60)
+    monkeypatch.setattr(time, "sleep", None)  # what subprocess polls with
+    assert run_tests("import time\ndef f(): return time.sleep(0.1)", (((), None),)).passed
+
+
+def test_an_end_without_a_report_is_not_kept():
+    testing._execute.cache_clear()
+    source = "import os, signal\ndef f(): os.kill(os.getpid(), 9)"
+    for n_children in (1, 2):
+        assert run_tests(source, NO_ARGUMENTS).reason == "exit"
+        assert testing._execute.cache_info()[1:] == (n_children, 8192, 0)
+
+
+def test_a_report_that_does_not_fit_on_the_disk_is_none():
+    cut = "import os\nos.write = lambda file, data: 1\ndef f(): return 1"
+    assert run_tests(cut, NO_ARGUMENTS).reason == "exit"
+
+
+def test_a_child_that_was_killed_while_it_waited_is_not_used():
+    run_tests("def f(): return 1", NO_ARGUMENTS)
+    for child in testing._ready():
+        child.process.kill()
+        child.process.wait()
+    assert run_tests("def f(): return 0 + 1", NO_ARGUMENTS).passed
+
+
+def test_deep_folders_get_a_verdict_and_are_deleted(own_folder):
+    deep = ["import os", "for i in range(1100):", "    os.mkdir('d')", "    os.chdir('d')", "return os.getcwd()"]
+    assert run_tests(function(*deep, head="def f():"), NO_ARGUMENTS).n_tests == 1
+    locked = ["import os", "os.mkdir('a')", "os.symlink('/', 'a/link')", "os.chmod('a', 0o500)"]
+    assert run_tests(function(*locked, "return 1", head="def f():"), NO_ARGUMENTS).passed
+    testing._local.ready = []
+    assert not list(own_folder.iterdir())
+
+
+def test_a_file_that_cannot_be_deleted_costs_no_verdict(monkeypatch, own_folder):
+    def unlink(path, **where):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    assert run_tests("def f(): return open('stays', 'w').write('x')", NO_ARGUMENTS).passed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Unix")
+def test_nothing_outlives_a_parent_that_is_killed():
+    sleeper = "def f():\n    import os, time\n    print(os.getppid())\n    time.sleep(600)"
+    code = ("import threading, time, psutil\nfrom agentrl.testing import run_tests\n"
+            f"threading.Thread(target=run_tests, args=({sleeper!r}, (((), 1),)), daemon=True).start()\n"
+            "while len(psutil.Process().children()) < 5 or time.sleep(1): time.sleep(0.05)\n"
+            "print(*[child.pid for child in psutil.Process().children()], flush=True)\ntime.sleep(600)")  # fmt: skip
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(children) == 5
+    gone = [is_gone(pid) for pid in children]
+    assert sum(gone) >= 4 and (all(gone) or sys.platform != "linux")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Unix")
+def test_a_forked_copy_has_children_of_its_own_and_leaves_ours():
+    run_tests("def f(): return 1", NO_ARGUMENTS)
+    before = [child.process.pid for child in testing._ready()]
+    with get_context("fork").Pool(1) as pool:
+        assert pool.apply(run_tests, ("def f(): return 2 - 1", NO_ARGUMENTS)).passed
+    assert [child.process.pid for child in testing._ready()] == before
+    assert run_tests("def f(): return 3 - 2", NO_ARGUMENTS).passed
 
 
 def test_memo_is_keyed_by_the_canonical_program():

@@ -49,7 +49,7 @@ def same(a, b):
     return torch.allclose(a, b, rtol=1e-12, atol=1e-300)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seeds, bands)
 def test_weights_are_the_loops(seed, band):
     (low, high), (x, advantages, mask) = band, random_batch(seed)
@@ -97,7 +97,7 @@ def test_a_small_difference_a_token_over_a_hundred():
     assert summed_log_ratio(x, mask)[0, 100:].tolist() == [0.0] * 20
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seeds)
 def test_sequence_ratios_are_the_loops(seed):
     x, _, mask = random_batch(seed)
@@ -108,7 +108,7 @@ def test_sequence_ratios_are_the_loops(seed):
             assert averaged_log_ratio(x, mask)[b, t].item() == pytest.approx(sum(kept) / len(kept), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seeds, bands)
 def test_metrics_are_the_loops(seed, band):
     (low, high), (x, advantages, mask) = band, random_batch(seed)
@@ -204,3 +204,30 @@ def test_the_repair_from_a_collapsed_ratio(rule, wanted):
     above = (xs > math.log(0.5)).nonzero()
     assert (above[0].item() if len(above) else None) == wanted
     assert (norms[0] == 0) == (rule == "IcePop")
+
+
+def test_metrics_of_nothing_are_refused_by_name():
+    x = torch.zeros(2, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="mask keeps nothing"):
+        ratio_metrics(x, x, x, x)
+
+
+def test_a_mask_of_one_row_is_not_stretched():
+    x = torch.ones(4, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="shape"):
+        ratio_metrics(x, x, x, x[:1])
+    for function in (effective_sample_size, kl_terms, importance_ratio, averaged_log_ratio, summed_log_ratio):
+        with pytest.raises(ValueError, match=r"mask has shape \[1, 3\]"):
+            function(x, x[:1])
+
+
+def test_kept_numbers_that_are_not_finite_are_named():
+    x, broken = torch.ones(1, 2, dtype=torch.float64), torch.tensor([[1.0, math.nan]], dtype=torch.float64)
+    for names in (("log_ratio",), ("weights",), ("advantages",)):
+        arrays = {name: broken if name in names else x for name in ("log_ratio", "weights", "advantages")}
+        with pytest.raises(ValueError, match=f"{names[0]} is nan"):
+            ratio_metrics(**arrays, mask=x)
+    with pytest.raises(ValueError, match="weights is nan"):
+        effective_sample_size(broken, x)
+    with pytest.raises(ValueError, match="weights go down to -1"):
+        effective_sample_size(-x, x)

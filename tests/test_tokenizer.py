@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,3 +34,15 @@ def test_unknown_words_are_named():
         TOK.encode("yak read gnu")
     with pytest.raises(ValueError, match="twice"):
         Tokenizer(("a", "b", "a"))
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6, 0.5, math.nan])
+def test_an_id_without_a_word_is_named(wrong):
+    tok = build_tokenizer([])
+    with pytest.raises(ValueError, match=rf"ids \[{wrong}\].*from 0 to {len(tok) - 1}"):
+        tok.decode([0, wrong])
+
+
+def test_text_is_a_string():
+    with pytest.raises(ValueError, match="text=None"):
+        build_tokenizer([]).encode(None)

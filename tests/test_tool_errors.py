@@ -35,7 +35,7 @@ def test_gymnasium_accepts_it():
             check_env(env, skip_render_check=True)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(ACTIONS, st.integers(1, 4), st.integers(1, 8))
 def test_any_string_ends_at_the_last_allowed_bad_call_and_never_raises(actions, max_invalid, max_turns):
     """Brute force: walk through the strings and predict when and why the episode ends."""

@@ -58,7 +58,7 @@ def test_call_starts_by_hand(kind):
 
 
 @given(seeds, factors, factors)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_agrees_with_the_loops(seed, gamma, lam):
     batch = random_batch(seed)
     mask, turn_ids = batch[2:]
@@ -71,7 +71,7 @@ def test_agrees_with_the_loops(seed, gamma, lam):
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_undiscounted_it_is_what_was_earned_minus_the_value_of_the_start(seed):
     rewards, values, mask, turn_ids = batch = random_batch(seed)
     advantages, returns = turn_advantages(*batch, 1.0, 1.0)
@@ -83,7 +83,7 @@ def test_undiscounted_it_is_what_was_earned_minus_the_value_of_the_start(seed):
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_undiscounted_the_surprises_of_tokens_add_up_to_that_of_their_call(seed):
     rewards, values, mask, turn_ids = batch = random_batch(seed)
     by_token, _ = gae_advantages(rewards, values, mask, 1.0, 0.0)
@@ -94,7 +94,7 @@ def test_undiscounted_the_surprises_of_tokens_add_up_to_that_of_their_call(seed)
 
 
 @given(seeds, factors, factors)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_calls_of_one_token_are_token_level(seed, gamma, lam):
     rewards, values, mask, _ = random_batch(seed)
     by_turn = turn_advantages(rewards, values, mask, mask.cumsum(1), gamma, lam)
@@ -103,7 +103,7 @@ def test_calls_of_one_token_are_token_level(seed, gamma, lam):
 
 
 @given(seeds, factors, st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_neither_observations_nor_longer_calls_take_time(seed, lam, data):
     """Insert columns: observations anywhere, or further tokens (without reward) after a token of a call."""
     rewards, values, mask, turn_ids = random_batch(seed)
@@ -122,7 +122,7 @@ def test_neither_observations_nor_longer_calls_take_time(seed, lam, data):
 
 
 @given(seeds)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_only_the_order_of_turns_matters(seed):
     rewards, values, mask, turn_ids = random_batch(seed)
     first = turn_advantages(rewards, values, mask, turn_ids, 0.9, 0.8)
@@ -169,3 +169,17 @@ def test_what_does_not_fit_is_refused():
         turn_advantages(torch.ones(1, 2), torch.zeros(1, 2), torch.tensor([[1, 0]]), torch.zeros(1, 2).long(), 1.0, 1.0)
     with pytest.raises(ValueError, match="lam=2"):
         turn_advantages(x, x, ones, torch.zeros(2, 3, dtype=torch.long), 1.0, 2)
+
+
+def test_only_the_order_of_turn_numbers_counts():
+    mask = torch.tensor([[1, 1, 0, 1, 0, 1]])
+    rewards = torch.tensor([[0.0, 0.5, 0.0, -0.1, 0.0, 1.0]], dtype=torch.float64)
+    values = torch.tensor([[0.5, 0.1, 0.0, 0.7, 0.0, 0.2]], dtype=torch.float64)
+    small, large = torch.tensor([[0, 0, 0, 1, 1, 2]]), torch.tensor([[3, 3, 3, 40, 40, 10**12]])
+    found = (turn_advantages(rewards, values, mask, turn, 0.9, 0.8) for turn in (small, large))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_turns_with_a_fraction_are_refused():
+    with pytest.raises(ValueError, match="turn_ids are torch.float32"):
+        call_starts(torch.ones(1, 2), torch.zeros(1, 2))

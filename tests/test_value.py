@@ -57,7 +57,7 @@ def test_the_cases_by_hand(value, old, target, loss, slope):
 
 
 @given(seed=seeds, clip=clips)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_mean_over_kept_positions_of_the_definition(seed, clip):
     values, old, target, mask = random_batch(seed)
     errors = [error(*(x[at].item() for x in (values, old, target)), clip) for at in map(tuple, mask.nonzero().tolist())]
@@ -69,7 +69,7 @@ def test_the_mean_over_kept_positions_of_the_definition(seed, clip):
 
 
 @given(seed=seeds, clip=st.sampled_from([0.05, 0.3, math.inf]))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_gradient_is_that_of_finite_differences(seed, clip):
     values, old, target, mask = random_batch(seed)
     _, grad = gradient(values, old, target, mask, clip)
@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_finite_differences(seed, clip):
 
 
 @given(seed=seeds, garbage=st.lists(st.sampled_from(GARBAGE), min_size=3, max_size=3), clip=clips)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_padding_may_hold_anything(seed, garbage, clip):
     *arrays, mask = random_batch(seed)
     loss, grad = gradient(*arrays, mask, clip)
@@ -124,3 +124,13 @@ def test_a_value_a_row_is_refused_also_in_a_square_batch():
     square = torch.zeros(3, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"\[3\].*\[B, T-1\]"):
         value_loss(square, square, torch.zeros(3), square, 0.2)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_kept_nan_is_named(at):
+    name = ("values", "old_values", "returns")[at]
+    arrays = [torch.zeros(1, 2, dtype=torch.float64) for _ in range(3)]
+    arrays[at][0, 1] = math.nan
+    assert value_loss(*arrays, torch.tensor([[1, 0]]), 0.2).item() == 0.0
+    with pytest.raises(ValueError, match=rf"{name} is nan at the kept position \[0, 1\]"):
+        value_loss(*arrays, torch.tensor([[1, 1]]), 0.2)

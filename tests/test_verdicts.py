@@ -27,6 +27,15 @@ def test_every_claim_can_fail():
     assert ((rates["low"] >= least) | (rates["high"] <= 1)).all()
 
 
+def test_delta_belongs_to_claims_of_a_direction_and_is_the_one_named_before():
+    direction = (CLAIMS["minus"] != "") & (
+        ((CLAIMS["low"] == 0) & (CLAIMS["high"] == math.inf)) | ((CLAIMS["low"] == -math.inf) & (CLAIMS["high"] == 0))
+    )
+    column = CLAIMS["number"].str.split(":").str[2]
+    wanted = column.map({"pass_rate": 0.05, "reads": 0.1, "tests": 0.1, "edits": 0.1, "turns": 0.1}).where(direction)
+    assert CLAIMS["delta"].tolist() == wanted.fillna(0).tolist()
+
+
 @pytest.mark.parametrize("row", range(len(CLAIMS)))
 def test_a_claims_names_exist(row):
     claim = CLAIMS.iloc[row]

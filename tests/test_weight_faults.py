@@ -17,7 +17,7 @@ def mean(losses, mask):
     return (losses * mask).sum() / mask.sum()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(masks, st.sampled_from(AGGREGATIONS))
 def test_weights_of_the_book_are_green_in_any_pieces(mask, mode):
     weights = loss_weights(mask, mode)
@@ -51,7 +51,7 @@ def test_weight_outside_the_mask_is_red():
     assert check_token_weights(torch.zeros(2, 3), torch.zeros(2, 3), "token_mean") is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.data())
 def test_fan_out(counts, data):
     verdict = torch.tensor([data.draw(st.sampled_from([0.0, 1.0])) for _ in counts], dtype=torch.float64)

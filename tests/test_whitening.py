@@ -2,6 +2,8 @@
 
 import math
 import statistics
+from functools import reduce
+from operator import add
 
 import pytest
 import torch
@@ -33,7 +35,7 @@ def test_two_kept_positions_are_enough():
 
 
 @given(seed=seeds, garbage=st.sampled_from(GARBAGE))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_mean_and_deviation_over_kept_positions_whatever_the_others_hold(seed, garbage):
     x, mask = random_batch(seed)
     white = masked_whiten(x.masked_fill(~mask, garbage), mask)
@@ -49,14 +51,14 @@ def test_mean_and_deviation_over_kept_positions_whatever_the_others_hold(seed, g
 
 
 @given(seed=seeds, scale=st.floats(0.01, 100), shift=st.floats(-10, 10))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_units_and_zero_of_the_reward_do_not_matter(seed, scale, shift):
     x, mask = random_batch(seed)
     torch.testing.assert_close(masked_whiten(scale * x + shift, mask), masked_whiten(x, mask), rtol=0, atol=1e-9)
 
 
 @given(seed=seeds, value=st.floats(-1e6, 1e6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_equal_values_give_exact_zeros(seed, value):
     x, mask = random_batch(seed)
     assert masked_whiten(x.masked_fill(mask, value), mask).eq(0).all()
@@ -64,7 +66,7 @@ def test_equal_values_give_exact_zeros(seed, value):
 
 @pytest.mark.parametrize("kept", [[0, 0, 0], [1, 0, 0], [1, 1, 1]])
 def test_a_spread_of_the_last_bit_leaves_no_residue(kept):
-    multiplied, added = -0.05 * 6, sum([-0.05] * 6)
+    multiplied, added = -0.05 * 6, reduce(add, 6 * [-0.05])
     assert multiplied != added
     x = torch.tensor([[multiplied, added, multiplied]], dtype=torch.float64)
     assert masked_whiten(x, torch.tensor([kept])).tolist() == [[0.0, 0.0, 0.0]]
@@ -94,3 +96,19 @@ def test_a_kept_value_that_is_not_finite_is_refused(bad):
 def test_shapes_that_differ_are_refused():
     with pytest.raises(ValueError, match=r"\[2\].*\[2, 3\]"):
         masked_whiten(torch.zeros(2), torch.ones(2, 3))
+
+
+def test_equal_is_measured_against_size_and_type():
+    both = torch.ones(1, 2)
+    large = torch.tensor([[1e9, math.nextafter(1e9, math.inf)]], dtype=torch.float64)
+    single = torch.tensor([[sum([0.05] * 7), 0.35]], dtype=torch.float32) + torch.tensor([0.0, 3e-8])
+    assert masked_whiten(large, both).eq(0).all() and masked_whiten(single, both).eq(0).all()
+    assert masked_whiten(torch.tensor([[1e9, 1e9 + 20]], dtype=torch.float64), both).ne(0).all()
+
+
+def test_whole_numbers_and_a_negative_eps_are_refused():
+    with pytest.raises(ValueError, match="x is torch.int64"):
+        masked_whiten(torch.tensor([[1, 2]]), torch.ones(1, 2))
+    for eps in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="eps="):
+            masked_whiten(torch.zeros(1, 2), torch.ones(1, 2), eps)

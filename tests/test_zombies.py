@@ -74,7 +74,7 @@ def test_the_events_agree_with_small_steps(capacity, timeout, retries, samples, 
     assert abs(len(queue.active) - left) <= 1
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(0.01, 5), st.floats(0.5, 50), st.integers(0, 3), st.booleans(), st.floats(0, 2), st.integers(1, 9))
 def test_readers_and_zombies_add_up(capacity, timeout, retries, notices, sigma, samples):
     queue = Queue(QueueConfig(capacity, timeout, retries, notices, sigma, samples, tool_seconds=1.0), seed=1)

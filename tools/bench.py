@@ -8,10 +8,12 @@ ours:  the cached sampler of section 5.3 and the packed rows of section 3.3.
 floor: the floating-point operations to read every token once and to train on every token once, at the rate of a
        large matrix product in the same dtype. (Ours leaves some of them out: the last block and the head where no
        action is predicted.)
+kernels: the matrix products and the attention of ours, forward and backward, at the shapes of the run: each call is
+       clocked inside the same steps, run a second time.
 
 Both sample the same episodes, and the bench stops if they do not. The tests of the candidate programs have been
-executed before (a run meets some 130 of them, at about 20 ms each). Times are seconds of the processor, which other
-programs disturb less than a clock's, and this machine's; ratios travel better.
+executed before; what share of a fresh run's wall clock is spent waiting for them is measured apart. Times are seconds
+of the processor, which other programs disturb less than a clock's, and this machine's; ratios travel better.
 """
 
 import time
@@ -28,8 +30,10 @@ import joblib
 import pandas as pd
 import torch
 import typer
+from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+from agentrl import testing
 from agentrl.advantages import compute_advantages
 from agentrl.base import make_rl_base
 from agentrl.episodes import collate
@@ -85,13 +89,36 @@ def operations(policy: torch.nn.Module, length: int) -> float:
     return 4 * (2 * weights * length + n_layers * 4 * d * length * (length + 1) / 2)  # once in sampling, thrice after
 
 
+class KernelClock(TorchDispatchMode):
+    """Seconds of the processor within matrix products and attention, in sampling and in the update (`seconds`)."""
+
+    PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.phase = {"sampling": 0.0, "update": 0.0}, "sampling"
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name not in self.PRODUCTS and "scaled_dot_product" not in name:
+            return func(*args, **(kwargs or {}))
+        start = time.process_time()
+        result = func(*args, **(kwargs or {}))
+        self.seconds[self.phase] += time.process_time() - start
+        return result
+
+
 def start_policy(case: Case, tok) -> TinyAgent:
     """The RL base, or an untrained model of the case's shape."""
     return TinyAgent(len(tok), **case.model) if case.model or case.varied == "width" else make_rl_base(tok)
 
 
-def timed_run(case: Case, method: str, steps: int) -> dict:
-    """Seconds of sampling and of updating over some training steps, and the episodes' lengths."""
+def timed_run(case: Case, method: str, steps: int, clock: KernelClock | None = None) -> dict:
+    """Seconds of sampling and of updating over some training steps, and the episodes' lengths.
+
+    `clock` is told which of the two is going on.
+    """
+    clock = clock or KernelClock()
     tok, tasks, cfg = build_tokenizer(make_tasks("all")), make_tasks("train"), RLConfig(**case.config)
     policy, rng = start_policy(case, tok), torch.Generator().manual_seed(cfg.seed)
     opt = torch.optim.Adam(policy.parameters(), lr=cfg.lr, eps=1e-5, fused=True)
@@ -100,15 +127,22 @@ def timed_run(case: Case, method: str, steps: int) -> dict:
         cfg = RLConfig(**case.config, bucket_size=cfg.prompts_per_step * cfg.group_size)
     run = {"sampling": 0.0, "update": 0.0, "lengths": [], "policy": policy}
     for _ in tqdm(range(steps), desc=f"{case.varied} {case.value}, {method}", leave=False):
-        start = time.process_time()
+        clock.phase, start = "sampling", time.process_time()
         trajs = sample_step(policy, tasks, tok, cfg, rng, reader=reader)
-        middle = time.process_time()
+        clock.phase, middle = "update", time.process_time()
         batch = collate(trajs, tok.pad_id)
         rl_update(policy, opt, batch, compute_advantages(batch, cfg), cfg, log_probs)
         run["sampling"] += middle - start
         run["update"] += time.process_time() - middle
         run["lengths"] += [len(traj.ids) for traj in trajs]
     return run
+
+
+def kernel_seconds(case: Case) -> dict[str, float]:
+    """Seconds of the kernels alone, in sampling and in the update, over the case's steps of ours."""
+    with KernelClock() as clock:
+        timed_run(case, "ours", case.steps, clock)
+    return clock.seconds
 
 
 def peak_megabytes() -> float:
@@ -134,13 +168,14 @@ def in_fresh_process(function: Callable, *arguments):
 
 
 def measure(case: Case, memory: bool) -> dict:
-    """One row: the plain loop, ours, the floor and their ratios; with the memory of a step, if asked for."""
+    """One row: the plain loop, ours, both floors and their ratios; with the memory of a step, if asked for."""
     timed_run(case, "ours", 1)  # first calls are slow
     plain, ours = (timed_run(case, method, case.steps) for method in METHODS)
     if plain["lengths"] != ours["lengths"]:
         raise RuntimeError("the plain loop and ours sampled different episodes: a time means nothing then")
     tokens, n_episodes = sum(ours["lengths"]), len(ours["lengths"])
     floor = sum(operations(ours["policy"], length) for length in ours["lengths"]) / matrix_rate()
+    kernels = kernel_seconds(case)
     seconds, seconds_plain = (run["sampling"] + run["update"] for run in (ours, plain))
     return {
         "varied": case.varied,
@@ -148,6 +183,11 @@ def measure(case: Case, memory: bool) -> dict:
         "tokens an episode": tokens / n_episodes,
         "plain / ours": seconds_plain / seconds,
         "ours / floor": seconds / floor,
+        "sampling / floor": ours["sampling"] / (floor / 4),  # a token is read once in sampling, and thrice after
+        "update / floor": ours["update"] / (3 * floor / 4),
+        "ours / kernels": seconds / sum(kernels.values()),
+        "sampling / kernels": ours["sampling"] / kernels["sampling"],
+        "update / kernels": ours["update"] / kernels["update"],
         "sampling, share of ours": ours["sampling"] / seconds,
         "sampling, plain / ours": plain["sampling"] / ours["sampling"],
         "update, plain / ours": plain["update"] / ours["update"],
@@ -157,6 +197,8 @@ def measure(case: Case, memory: bool) -> dict:
         "s a step, update": ours["update"] / case.steps,
         "s a step, plain": seconds_plain / case.steps,
         "s a step, floor": floor / case.steps,
+        "s a step, kernels": sum(kernels.values()) / case.steps,
+        "matrix rate, GFLOPS": matrix_rate() / 1e9,
     } | ({f"MB a step, {method}": in_fresh_process(peak_memory, case, method) for method in METHODS} if memory else {})
 
 
@@ -180,6 +222,25 @@ def two_processes(steps: int = 10) -> float:
     return seconds(1) / seconds(2)
 
 
+def waiting_share(steps: int = 10) -> tuple[float, float]:
+    """(share of the wall clock that a run waits for programs' tests, milliseconds a program), none tested before."""
+    torch.set_num_threads(1)
+    tok, waits, run_child = build_tokenizer(make_tasks("all")), [], testing._run_child
+    policy = make_rl_base(tok)
+    testing._execute.cache_clear()
+
+    def clocked(*arguments):
+        start, busy = time.perf_counter(), time.process_time()
+        result = run_child(*arguments)
+        waits.append(time.perf_counter() - start - (time.process_time() - busy))
+        return result
+
+    testing._run_child = clocked
+    start = time.perf_counter()
+    train_rl(policy, make_tasks("train"), tok, RLConfig(), steps)
+    return sum(waits) / (time.perf_counter() - start), 1000 * sum(waits) / len(waits)
+
+
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Three steps of the default run only.")] = False,
 ) -> None:
@@ -189,10 +250,13 @@ def main(
     cases = [Case("default run", 3, {})] if quick else CASES
     table = pd.DataFrame([measure(case, case.memory and not quick) for case in tqdm(cases, desc="bench")])
     print(table.set_index(["varied", "value"]).round(3).T.to_string())
+    share, wait = in_fresh_process(waiting_share)
+    print(f"\nten first steps: {share:.1%} of the wall clock waiting for programs' tests, {wait:.1f} ms each")
     gain = two_processes()
-    print(f"\ntwo seeds in two processes: {gain:.2f} times as fast as one after the other")
+    print(f"two seeds in two processes: {gain:.2f} times as fast as one after the other")
     if not quick:
-        table["two processes, gain"] = [gain] + [None] * (len(table) - 1)
+        for name, value in (("two processes, gain", gain), ("waiting for tests, share", share)):
+            table[name] = [value] + [None] * (len(table) - 1)
         TABLE.parent.mkdir(parents=True, exist_ok=True)
         table.round(4).to_csv(TABLE, index=False, lineterminator="\n")
         print(f"stored in {TABLE.relative_to(TABLE.parents[2])}; `make notebooks` puts it into section 9.5")

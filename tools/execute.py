@@ -4,16 +4,14 @@
     python -m tools.execute notebooks/09_grpo/*.py   these
     python -m tools.execute --figures                those that write figures or tables
 
-A notebook is executed again only if its source, the `agentrl` code that it uses, or its inputs changed.
+A notebook is executed again only if its source, a definition of `agentrl` that it uses, or its inputs changed.
 Nothing is stored when a cell fails: figures, too, are drawn into a temporary folder first.
 """
 
 import ast
-import contextlib
 import hashlib
 import json
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -33,7 +31,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from tqdm import tqdm
 
-from tools.export import public_names, read_modules, used_modules
+from tools.depends import notebook_code, notebook_key
 from tools.figures import made, stage
 from tools.notebooks import (
     KERNEL_ENV,
@@ -170,33 +168,8 @@ def store(path: Path, timeout: float, on_cell: Callable[[], None], root: Path = 
 # What need not be done again
 
 
-def digest(*contents: bytes) -> str:
-    return hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
-
-
-def code_of(path: Path) -> ast.Module:
-    """All code of a notebook as one tree; cells that are not plain Python (magics) are left out."""
-    body = []
-    for _, source in code_cells(read_source(path)):
-        with contextlib.suppress(SyntaxError):
-            body += ast.parse(source).body
-    return ast.Module(body, [])
-
-
-def content_key(path: Path, homes: dict[str, str], root: Path = ROOT) -> str:
-    """A hash of all that outputs depend on: source, the `agentrl` code used, inputs, versions, this tool."""
-    queue, modules = used_modules(code_of(path), homes), {}
-    while queue:
-        name = queue.pop()
-        file = root / "agentrl" / f"{name}.py"
-        if name not in modules and file.exists():
-            modules[name] = file.read_bytes()
-            queue += used_modules(ast.parse(modules[name]), homes)
-    folder = root / "figures"
-    inputs = [folder / "book_results.csv", folder / "claims.csv", *sorted((folder / "data").rglob("*.csv"))]
-    files = [path, *inputs, root / "pyproject.toml", Path(__file__)]
-    contents = [file.read_bytes() for file in files if file.exists()]
-    return digest(*contents, *(modules[name] for name in sorted(modules)), platform.python_version().encode())
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def record_of(path: Path, root: Path = ROOT) -> Path:
@@ -223,7 +196,7 @@ def up_to_date(path: Path, key: str, root: Path = ROOT) -> list[str] | None:
 
 def writes_figures(path: Path) -> bool:
     """Whether a cell of the notebook calls `save_figure` or `save_table`."""
-    calls = [node.func for node in ast.walk(code_of(path)) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(ast.parse(notebook_code(path))) if isinstance(node, ast.Call)]
     return any(getattr(call, "id", getattr(call, "attr", "")) in {"save_figure", "save_table"} for call in calls)
 
 
@@ -242,8 +215,7 @@ def main(
     if missing := [str(path) for path in paths if not path.exists()]:
         raise typer.BadParameter(f"no such notebook: {', '.join(missing)}")
     paths = [path for path in dict.fromkeys(paths) if not figures or writes_figures(path)]
-    homes = {name: module.name for module in read_modules(ROOT, []) for name in public_names(module)}
-    keys = {path: content_key(path, homes) for path in paths}
+    keys = {path: notebook_key(path) for path in paths}
     fresh = {path: files for path in paths if not force and (files := up_to_date(path, keys[path])) is not None}
     todo = [path for path in paths if path not in fresh]
 

@@ -4,8 +4,6 @@ import re
 import shutil
 from pathlib import Path
 
-from matplotlib.testing.compare import compare_images
-
 from tools.notebooks import ROOT
 
 FIGURES = ROOT / "figures"
@@ -52,6 +50,8 @@ def same_file(one: Path, other: Path) -> bool:
     if one.suffix == ".svg":
         return same_svg(one.read_text(encoding="utf-8"), other.read_text(encoding="utf-8"))
     if one.suffix == ".png":
+        from matplotlib.testing.compare import compare_images
+
         return compare_images(str(one), str(other), tol=2) is None
     return False
 

@@ -152,7 +152,8 @@ def build_copy(folder: Path, module: str, part: Part, seconds: float, root: Path
     """Lay out in `folder` what mutmut needs to mutate a module and to run its tests."""
     for name in ("agentrl", "tests", "tools", "figures"):  # tests read the book's values
         if (root / name).is_dir():
-            shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            # one conftest.py, that of the copy: the tests' own would load another profile
+            shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "conftest.py"))
     target = folder / "agentrl" / f"{module}.py"
     target.write_text(spare(target.read_text(encoding="utf-8"), part), encoding="utf-8")
     tests = [f"tests/{name}.py" for name in part.tests]

@@ -1,12 +1,15 @@
 """Find and read the book's notebooks: the percent `.py` is the source, its `.ipynb` holds the outputs."""
 
+from __future__ import annotations
+
 import os
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jupytext
-from nbformat import NotebookNode
+if TYPE_CHECKING:  # its import takes a second, also of those who only want a path
+    from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMAT = "py:percent"
@@ -33,6 +36,8 @@ def section(path: Path, root: Path = ROOT) -> str:
 
 @cache
 def parse(text: str) -> NotebookNode:
+    import jupytext
+
     return jupytext.reads(text, fmt=FORMAT)
 
 

@@ -3,8 +3,9 @@
     python -m tools.reproduce               40 steps under each condition (minutes)
     python -m tools.reproduce --steps 2     a short run, as the tests do it
 
-Each condition runs in a process of its own. Sampled ids and statistics must be equal to the last digit; parameters may
-differ by rounding, and the table says by how much.
+Conditions that differ in what a process reads at its start, the threads and the kernels, run in processes of their own.
+Sampled ids and statistics must be equal to the last digit; parameters may differ by rounding, and the table says by
+how much.
 """
 
 import hashlib
@@ -12,20 +13,23 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Annotated
+from unittest.mock import patch
 
 import torch
 import typer
 from tqdm import tqdm
 
-from agentrl import sampling, training
+from agentrl import sampling
 from agentrl.base import make_rl_base
 from agentrl.episodes import Episode, make_trajectory, take_rows
 from agentrl.packing import padded_log_probs
 from agentrl.sampling import CachedReader, PlainReader, run_episodes, sample_step
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, minibatch_step, train_rl
+from agentrl.training import RLConfig, minibatch_step, rl_update, train_rl
 
 CONDITIONS = {  # name: environment variables, what is replaced in the process
     "1 thread": ({"OMP_NUM_THREADS": "1"}, None),
@@ -58,6 +62,10 @@ def padded_minibatch(policy, opt, minibatch, cfg, log_probs):
     return minibatch_step(policy, opt, minibatch, cfg, padded_log_probs)
 
 
+STEPS = {"padded": padded_minibatch, "shuffled": shuffled_minibatch}  # condition: its optimiser step
+ROLLOUTS = {"shuffled": shuffled_rollout}
+
+
 def run_here(steps: int, replace: str | None) -> dict:
     """Train the default arm for `steps` steps in this process; ids as one hash a step, history and parameters."""
     hashes = []
@@ -67,37 +75,37 @@ def run_here(steps: int, replace: str | None) -> dict:
         hashes.append(hashlib.sha256(repr([traj.ids.tolist() for traj in trajs]).encode()).hexdigest())
         return trajs
 
-    if replace == "padded":
-        training.minibatch_step = padded_minibatch
-    if replace == "shuffled":
-        sampling.rollout_batch, training.minibatch_step = shuffled_rollout, shuffled_minibatch
     tok = build_tokenizer(make_tasks("all"))
     policy = make_rl_base(tok)
     cfg = RLConfig(bucket_size=5) if replace == "buckets" else RLConfig()
-    history = train_rl(policy, make_tasks("train"), tok, cfg, steps, sample=recorded)
+    update = partial(rl_update, step=STEPS.get(replace, minibatch_step))
+    with patch.object(sampling, "rollout_batch", ROLLOUTS.get(replace, sampling.rollout_batch)):
+        history = train_rl(policy, make_tasks("train"), tok, cfg, steps, sample=recorded, update=update)
     exact = [{k: v for k, v in row.items() if k not in ("grad_norm", "clip_fraction")} for row in history]
     parameters = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
     return {"hashes": hashes, "statistics": exact, "parameters": parameters}
 
 
+def run_elsewhere(steps: int, variables: dict[str, str], names: list[str]) -> dict[str, dict]:
+    """{condition: result} of those that share these environment variables, from a new process."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "results.pt"
+        command = [sys.executable, "-m", "tools.reproduce", "--steps", str(steps), "--out", str(out), *names]
+        env = os.environ | variables | {"TQDM_DISABLE": "1"}
+        subprocess.run(command, env=env, check=True, cwd=Path(__file__).parents[1], timeout=3600)
+        return torch.load(out, weights_only=False)
+
+
 def compare(steps: int, conditions=tuple(CONDITIONS)) -> list[dict]:
     """One row a condition: are ids and statistics equal to the first condition's, and how far apart are parameters?"""
-    results = {}
     make_rl_base(build_tokenizer(make_tasks("all")))  # once, so that every process reads the same base
-    with tempfile.TemporaryDirectory() as folder:
-        for name in tqdm(conditions, desc="conditions"):
-            variables, replace = CONDITIONS[name]
-            out = Path(folder) / "result.pt"
-            command = [sys.executable, "-m", "tools.reproduce", "--steps", str(steps), "--out", str(out)]
-            command += ["--replace", replace] if replace else []
-            subprocess.run(
-                command,
-                env=os.environ | variables | {"TQDM_DISABLE": "1"},
-                check=True,
-                cwd=Path(__file__).parents[1],
-                timeout=3600,
-            )
-            results[name] = torch.load(out, weights_only=False)
+    starts = {tuple(CONDITIONS[name][0].items()): [] for name in conditions}
+    for name in conditions:
+        starts[tuple(CONDITIONS[name][0].items())].append(name)
+    found = {}
+    for variables, names in tqdm(starts.items(), desc="processes"):
+        found |= run_elsewhere(steps, dict(variables), names)
+    results = {name: found[name] for name in conditions}
     reference = results[conditions[0]]
     return [
         {
@@ -110,10 +118,14 @@ def compare(steps: int, conditions=tuple(CONDITIONS)) -> list[dict]:
     ]
 
 
-def main(steps: int = 40, out: Path | None = None, replace: str | None = None) -> None:
-    """Compare all conditions, or (with --out) run one of them and store its result."""
+def main(
+    conditions: Annotated[list[str] | None, typer.Argument(help="With --out: those to run here.")] = None,
+    steps: int = 40,
+    out: Path | None = None,
+) -> None:
+    """Compare all conditions, or (with --out) run some of them in this process and store their results."""
     if out:
-        torch.save(run_here(steps, replace), out)
+        torch.save({name: run_here(steps, CONDITIONS[name][1]) for name in conditions}, out)
         return
     rows = compare(steps)
     for row in rows:

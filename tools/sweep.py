@@ -6,7 +6,8 @@
     python -m tools.sweep --seeds 0-9 --jobs 32 --address 10.0.0.5:6379  on a Ray cluster, with the book on each node
 
 Runs that are stored in figures/data and whose version fits are not made again. A run that fails, or whose worker is
-killed, is listed at the end with its arm and seed, and does not stop the others (exit status 1). Ctrl-C, a kill or a
+killed, is listed at the end with its arm and seed, and does not stop the others. The exit status is 1 while runs are
+missing, and 2 if the options or a stored table cannot be used. Ctrl-C, a kill or a
 full disk loses only the runs under way; the same command goes on from there.
 """
 
@@ -21,7 +22,7 @@ import joblib
 import typer
 from tqdm import tqdm
 
-from agentrl.arms import Study, missing_runs, store_run
+from agentrl.arms import DamagedTable, Study, missing_runs, store_run
 from agentrl.launch import finished_runs, launch_settings, nearest, parse_numbers
 from tools.runs import studies
 
@@ -160,12 +161,16 @@ def main(
             if (mine := [arm for arm in settings.arms if arm in one.arms])
         }
 
-    todo = still_missing()
+    try:
+        todo = still_missing()
+    except DamagedTable as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
     for one, runs in todo.values():
         n_arms = sum(arm in one.arms for arm in settings.arms)
         typer.echo(say_missing(one, runs, n_arms * len(settings.seeds) * len(settings.bases)))
     if missing or not any(runs for _, runs in todo.values()):
-        raise typer.Exit(0)
+        raise typer.Exit(int(any(runs for _, runs in todo.values())))
     failed, stopped = [], None
     try:
         with ray_workers(address, jobs):
@@ -178,7 +183,7 @@ def main(
     for line in failed:
         typer.echo(line, err=True)
     typer.echo(f"{stopped or 'done'}; {left} runs are missing" + (", the same command makes them" if left else ""))
-    raise typer.Exit(130 if stopped == "interrupted" else int(bool(stopped or failed)))
+    raise typer.Exit(130 if stopped == "interrupted" else int(bool(stopped or failed or left)))
 
 
 if __name__ == "__main__":

@@ -9,23 +9,17 @@ gradient norms, log-probabilities) may differ in their last digits between proce
 """
 
 import io
-import os
 import random
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
-from unittest.mock import patch
 
 import pandas as pd
 import typer
 from tqdm import tqdm
 
 from agentrl.arms import KEY, Study, read_runs, run_tables
-from agentrl.cache import cache_dir
 from agentrl.launch import finished_runs, nearest
 from tools.sweep import Run, choose_studies, run_name
+from tools.weights import only_base
 
 CLOSE = 1e-6  # relative, of figures that are sums of many products
 EXACT = (
@@ -33,26 +27,16 @@ EXACT = (
 ).split()
 
 
-@contextmanager
-def cache_of_bases() -> Iterator[None]:
-    """A cache that knows the RL bases (which all runs share) and no run."""
-    known = list(cache_dir().glob("base.*"))
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, AGENTRL_CACHE=folder):
-        for path in known:
-            (Path(folder) / path.name).symlink_to(path, target_is_directory=True)
-        yield
+def as_stored(rows: list[dict], **how) -> pd.DataFrame:
+    """Rows as they are after a table was written (`how`, for pandas) and read."""
+    return pd.read_csv(io.StringIO(pd.DataFrame(rows).to_csv(index=False, **how)))
 
 
-def as_stored(rows: list[dict]) -> pd.DataFrame:
-    """Rows as they are after a table was written and read."""
-    return pd.read_csv(io.StringIO(pd.DataFrame(rows).to_csv(index=False)))
-
-
-def column_differs(name: str, again: pd.Series, stored: pd.Series) -> bool:
+def column_differs(name: str, again: pd.Series, stored: pd.Series, close: float = CLOSE) -> bool:
     """Is a column that was made again another one?"""
     if name in EXACT or not pd.api.types.is_float_dtype(again):
         return not again.equals(stored.astype(again.dtype, errors="ignore"))
-    gap = (again - stored).abs() > CLOSE * (1 + stored.abs())
+    gap = (again - stored).abs() > close * (1 + stored.abs())
     return bool(gap.any() or (again.isna() != stored.isna()).any())
 
 
@@ -80,7 +64,7 @@ def check(chosen: list[tuple[Study, Run]], jobs: int) -> list[str]:
     """Make the runs again; a line for each that is not what is stored."""
     wrong = []
     by_study = {study.name: (study, [run for one, run in chosen if one.name == study.name]) for study, _ in chosen}
-    with cache_of_bases(), tqdm(total=len(chosen), unit="run", smoothing=0) as bar:
+    with only_base(), tqdm(total=len(chosen), unit="run", smoothing=0) as bar:
         for study, runs in by_study.values():
             bar.set_description(study.name)
             for run, result in finished_runs(study, runs, jobs):

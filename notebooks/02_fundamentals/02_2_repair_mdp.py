@@ -60,8 +60,9 @@ class RepairRules:
     free_exit: bool = False                                         # does submitting no edit cost nothing?
 
     def __post_init__(self):
-        if self.turns < 1 or not self.edits or not 0 <= self.read_works <= 1:
-            raise ValueError(f'{self} makes no episode; turns >= 1, one edit or more, read_works 0 to 1')
+        if type(self.turns) is not int or self.turns < 1 or not self.edits or not 0 <= self.read_works <= 1:
+            raise ValueError(f'{self} makes no episode; a whole number of turns >= 1, one edit or more, '
+                             'read_works 0 to 1')
 
     @property
     def calls(self):

@@ -28,7 +28,14 @@
 import torch
 import torch.nn.functional as F
 
-from agentrl.model import check_ids, merge_heads, selected_log_probs, sequence_log_probs, split_heads
+from agentrl.model import (
+    check_ids,
+    check_positive,
+    merge_heads,
+    selected_log_probs,
+    sequence_log_probs,
+    split_heads,
+)
 
 # %% [markdown]
 # ## How much is filling?
@@ -88,8 +95,13 @@ def attend_in_rows(shapes, n_heads):
 def hidden_where(model, ids, length, where):
     """What the head reads at the positions set in `where`: hidden [M, d], and the row and column [M] of each.
 
-    ids, where [B, T]; length [B]. ValueError if `where` is set on padding.
+    ids, where [B, T]; length [B]. ValueError if `where` is set on padding, and for other shapes.
     """
+    if ids.dim() != 2 or where.shape != ids.shape or length.shape != ids.shape[:1]:
+        raise ValueError(f'ids, where, length: shapes {[list(x.shape) for x in (ids, where, length)]}; allowed: '
+                         '[B, T], [B, T], [B]')
+    if len(length) and not 0 <= int(length.min()) <= int(length.max()) <= ids.shape[1]:
+        raise ValueError(f'length goes from {length.min()} to {length.max()}; rows of ids have {ids.shape[1]} tokens')
     order, shapes = pack(length)
     inside = torch.arange(ids.shape[1]) < length[order, None]                     # [B, T]
     chosen = where[order]                                                         # [B, T]
@@ -116,11 +128,14 @@ def hidden_where(model, ids, length, where):
 #@save
 def padded_log_probs(model, ids, length, mask, temperature=1.0):
     """sequence_log_probs where mask is set, 0 elsewhere: ids [B, T], length [B], mask [B, T-1] -> [B, T-1]."""
+    if mask.shape != ids[:, 1:].shape:
+        raise ValueError(f'mask has shape {list(mask.shape)}; allowed: {list(ids[:, 1:].shape)}, one column less than ids')
     return sequence_log_probs(model, ids, temperature).where(mask.bool(), 0.0)
 
 
 def action_log_probs(model, ids, length, mask, temperature=1.0):
     """The same as padded_log_probs, without computing anything else."""
+    check_positive('temperature', temperature)
     hidden, row, column = hidden_where(model, ids[:, :-1], length - 1, mask.bool())
     logp = selected_log_probs(model.head(hidden) / temperature, ids[row, column + 1])          # [M]
     return logp.new_zeros(mask.shape).index_put((row, column), logp)

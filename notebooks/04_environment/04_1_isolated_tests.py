@@ -31,13 +31,16 @@
 import ast
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from contextlib import suppress
+import weakref
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -83,7 +86,8 @@ print(naive_passes(liar, tests))
 # So a value leaves its process only as text, the one that `ascii` writes, and the parent compares it with the
 # text of the expected value. This is also strict about types: `1`, `1.0` and `True` are equal to Python and
 # are three different texts. The expected texts are never sent to the child, so there is nothing there that a
-# program could copy.
+# program could copy. Only the entries of sets and dictionaries have no order that means anything: there the
+# answer is read back as a literal, and `_form` compares values together with their types.
 
 # %%
 #@save
@@ -100,12 +104,31 @@ class Verdict:
     reason: str
 
 
+def _form(value):
+    """Nested tuples that are equal for equal values of equal types, in whatever order a set or dict has them."""
+    kind = type(value).__name__
+    if isinstance(value, dict):
+        return kind, tuple(sorted((_form(key), _form(item)) for key, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return kind, tuple(map(_form, value))
+    return kind, tuple(sorted(map(_form, value))) if isinstance(value, set) else ascii(value)
+
+
+def _same(answer, expected):
+    """Whether the line `answer` tells the expected value."""
+    if '{' not in answer or not answer.startswith('= '):
+        return answer == '= ' + ascii(expected)
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return _form(ast.literal_eval(answer[2:])) == _form(expected)
+    return False
+
+
 def _grade(report, tests):
-    """The verdict on the child's report: a line `= value` or `! error` for each test."""
+    """The verdict on the child's report: `memory`, or a line `= value` or `! error` for each test."""
     answers = report.split('\n')
-    if len(answers) != len(tests):
-        return Verdict(False, 0, len(tests), 'exit')
-    right = [answer == '= ' + ascii(expected) for answer, (_, expected) in zip(answers, tests, strict=True)]
+    if report == 'memory' or len(answers) != len(tests):
+        return Verdict(False, 0, len(tests), 'memory' if report == 'memory' else 'exit')
+    right = [_same(answer, expected) for answer, (_, expected) in zip(answers, tests, strict=True)]
     first = answers[right.index(False)] if not all(right) else ''
     name = first[2:42] if first.startswith('! ') and first[2:42].isidentifier() else ''
     reason = 'passed' if all(right) else f'error: {name}' if name else 'failed'
@@ -123,8 +146,9 @@ for report in ('= 5\n= 0\n= 0', '= 5\n= 0.0\n= False', '! ZeroDivisionError\n= 0
 # %% [markdown]
 # ## The program that runs in the child
 #
-# The child is a bare interpreter: `-I` ignores the user's settings, `-S` skips installed packages. It gets
-# its job on standard input. The file behind its standard output is for the report, so the first thing it does
+# The child is a bare interpreter: `-I` ignores the user's settings, `-S` skips installed packages. Most of
+# its time is its own start, so it can be started ahead: it waits for one line on standard input, its job,
+# and ends if its parent is gone, which it notices by the end of this input, or, on Linux, by a signal. The file behind its standard output is for the report, so the first thing it does
 # is to keep that file under another number and to send prints elsewhere. Arguments come as text and are read
 # afresh for each test: a program that changes its list changes nothing for the next test. `SystemExit` is not
 # an `Exception`, so a program that exits leaves no report.
@@ -138,28 +162,42 @@ def attempt(action):                        # one line: what a call gave
     try:
         return '= ' + ascii(action())
     except MemoryError:
-        os._exit(3)                         # a number that the parent knows
+        finish('memory')
     except Exception as error:
         return '! ' + type(error).__name__
 
+def finish(text):
+    if os.getpid() != me:                   # a forked copy has no say
+        os._exit(0)
+    data = text.encode()
+    os._exit(os.write(report, data) != len(data))       # waits for no thread; 1 on a full disk
+
 me, report = os.getpid(), os.dup(1)         # keep the report's file,
 os.dup2(2, 1)                               # and send prints to the other one
-job = eval(sys.stdin.read())                # a dict, written by the parent
 try:
+    import ctypes                           # Linux: be killed (9) when the parent dies (option 1)
+    ctypes.CDLL(None).prctl(1, 9)
     import resource                         # a second fence, where the system has one
-    for name, size in job['limits']:
+except (ImportError, AttributeError, OSError, TypeError):
+    resource = None                         # the parent watches everywhere
+
+line = sys.stdin.readline()                 # a dict, written by the parent
+if not line:
+    os._exit(0)                             # the parent has no job for us any more
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+job = eval(line)
+for name, size in job['limits']:
+    try:
         resource.setrlimit(getattr(resource, name), (size, size))
-except (ImportError, AttributeError, OSError, ValueError):
-    pass                                    # the parent watches everywhere
+    except (AttributeError, OSError, ValueError):
+        pass
 
 space = {'__name__': 'candidate', 'exit': sys.exit, 'quit': sys.exit}
 start = attempt(lambda: exec(job['source'], space))
 answers = [attempt(lambda: space[job['name']](*eval(arguments))) if start == '= None' else start
            for arguments in job['arguments']]
 attempt(lambda: print(end='', flush=True))
-if os.getpid() == me:                       # a forked copy has no say
-    os.write(report, '\\n'.join(answers).encode())
-os._exit(0)                                 # waits for no thread
+finish('\\n'.join(answers))
 """
 
 # %% [markdown]
@@ -169,7 +207,7 @@ os._exit(0)                                 # waits for no thread
 job = {'source': 'def f(a):\n    print(a)\n    return 10 // a', 'name': 'f', 'arguments': ['(3,)', '(0,)'],
        'limits': []}
 command = [sys.executable, '-I', '-S', '-c', RUNNER]
-done = subprocess.run(command, input=ascii(job), text=True, capture_output=True)
+done = subprocess.run(command, input=ascii(job) + '\n', text=True, capture_output=True)
 print('report: ', repr(done.stdout))
 print('printed:', repr(done.stderr))
 
@@ -211,27 +249,44 @@ def _used(pid):
 
 
 # %% [markdown]
-# A child that has ended is judged by what it left, one that still runs by what it takes. When it is over, the
+# The parent does not ask again and again whether the child has ended: Linux has a file that becomes readable
+# at that moment, and elsewhere a thread waits. A child that has ended is judged by what it left, one that still runs by what it takes. When it is over, the
 # whole tree is ended: `psutil` finds living descendants on every system, and a process group, where there is
 # one, also orphans.
 
 # %%
 #@save
-def _watch(process, files, timeout, memory_mb):
-    """Wait for the child's end; the name of the limit it broke, or None."""
+@contextmanager
+def _end_of(process):
+    """A function that waits for the process's end, some seconds at most, and returns as soon as it comes."""
+    if not hasattr(os, 'pidfd_open'):                                   # not Linux: a thread waits for us
+        waiter = threading.Thread(target=process.wait, daemon=True)
+        waiter.start()
+        yield waiter.join
+        return
+    end, poll = os.pidfd_open(process.pid), select.poll()
+    poll.register(end, select.POLLIN)
+    try:
+        yield lambda seconds: poll.poll(1000 * seconds)
+    finally:
+        os.close(end)
+
+
+def _watch(process, files, timeout, memory_mb, before):
+    """Wait for the child's end; the name of the limit it broke, or None. `before` are seconds it has used."""
     deadline = time.monotonic() + PATIENCE * timeout
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_EVERY)
-        if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in files):
-            return 'output'
-        if process.returncode is not None:
-            return 'memory' if process.returncode == 3 else None
-        seconds, size = _used(process.pid)
-        if size > memory_mb << 20:
-            return 'memory'
-        if seconds > timeout or time.monotonic() > deadline:
-            return 'timeout'
+    with _end_of(process) as wait:
+        while True:
+            wait(LOOK_EVERY)
+            if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in files):
+                return 'output'
+            if process.poll() is not None:
+                return 'exit' if process.returncode else None
+            seconds, size = _used(process.pid)
+            if size > memory_mb << 20:
+                return 'memory'
+            if seconds - before > timeout or time.monotonic() > deadline:
+                return 'timeout'
 
 
 def _kill_tree(process):
@@ -247,31 +302,107 @@ def _kill_tree(process):
 
 
 # %% [markdown]
+# Whatever a program leaves in its folder must go: a thousand folders in one another, or a folder that forbids
+# writing. So nothing is followed downwards; what lies deeper is moved up until only files are left.
+
+# %%
+#@save
+def _open_up(path):
+    """Let us change a folder; links and files stay as they are."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.chmod(path, 0o700)
+        return True
+    return False
+
+
+def _remove(folder):
+    """Delete a folder and all in it; what the system does not let us delete stays."""
+    with suppress(OSError):
+        _open_up(folder)
+        count = 0
+        while names := os.listdir(folder):
+            for path in (os.path.join(folder, name) for name in names):
+                if not _open_up(path):
+                    os.unlink(path)
+                    continue
+                for inner in (os.path.join(path, name) for name in os.listdir(path)):
+                    _open_up(inner)
+                    count += 1
+                    os.rename(inner, os.path.join(folder, f'.moved {count} {time.monotonic_ns()}'))
+                os.rmdir(path)
+        os.rmdir(folder)
+
+
+# %% [markdown]
 # Now the two halves meet. The child gets an empty folder of its own, an empty environment (Windows cannot
-# start a process without `SYSTEMROOT`) and three files; no other open file of ours is passed on. `finally`
-# ends the tree also when the reader presses stop.
+# start a process without `SYSTEMROOT`), a pipe for its job and two files; no other open file of ours is passed
+# on. `close` ends the tree also when the reader presses stop.
 
 # %%
 #@save
 _ENVIRONMENT = {name: os.environ[name] for name in ('SYSTEMROOT',) if name in os.environ}
 
 
+AHEAD = 4                                                               # processes that wait for a job
+_local = threading.local()              # a child is its thread's: Linux kills it when this thread ends
+
+
+def _close(owner, stack):
+    """End a child and delete its folder, unless we are a forked copy of the process that owns it."""
+    if os.getpid() == owner:
+        stack.close()
+
+
+class _Child:
+    """A process that waits for its job, with a folder and files of its own; it serves one program."""
+
+    def __init__(self):
+        with ExitStack() as stack:
+            folder = tempfile.mkdtemp()
+            stack.callback(_remove, folder)
+            self.files = self.report, printed = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+            self.process = subprocess.Popen([sys.executable, '-I', '-S', '-c', RUNNER], stdin=subprocess.PIPE,
+                                            stdout=self.report, stderr=printed, cwd=folder, env=_ENVIRONMENT,
+                                            start_new_session=True)
+            stack.callback(_kill_tree, self.process)
+            stack.callback(self.process.stdin.close)
+            self.mark = os.getpid(), RUNNER
+            self.close = weakref.finalize(self, _close, os.getpid(), stack.pop_all())
+
+    def send(self, job):
+        """Hand the job over; processor seconds that the child has used before."""
+        seconds = 0.0
+        with suppress(psutil.Error):
+            seconds = sum(psutil.Process(self.process.pid).cpu_times()[:2])
+        with suppress(BrokenPipeError), self.process.stdin as pipe:
+            pipe.write(ascii(job).encode() + b'\n')
+        return seconds
+
+
+def _ready():
+    """This thread's children that wait for a job."""
+    waiting = [child for child in getattr(_local, 'ready', [])
+               if child.mark == (os.getpid(), RUNNER) and child.process.poll() is None]
+    _local.ready = waiting
+    return waiting
+
+
 def _run_child(job, timeout, memory_mb):
     """(limit that was broken or None, report) of one child."""
-    with (tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-          tempfile.TemporaryFile() as orders, tempfile.TemporaryFile() as report,
-          tempfile.TemporaryFile() as printed):
-        orders.write(ascii(job).encode())
-        orders.seek(0)
-        process = subprocess.Popen([sys.executable, '-I', '-S', '-c', RUNNER], stdin=orders, stdout=report,
-                                   stderr=printed, cwd=folder, env=_ENVIRONMENT, start_new_session=True)
-        try:
-            broken = _watch(process, (report, printed), timeout, memory_mb)
-        finally:
-            _kill_tree(process)
-        report.seek(0)
-        return broken, report.read(MAX_OUTPUT).decode('ascii', 'replace')
+    waiting = _ready()
+    child = waiting.pop(0) if waiting else _Child()
+    try:
+        before = child.send(job)
+        with suppress(OSError):                         # no room to prepare is no fault of this program
+            waiting += [_Child() for _ in range(len(waiting), AHEAD)]
+        broken = _watch(child.process, child.files, timeout, memory_mb, before)
+        child.report.seek(0)
+        return broken, child.report.read(MAX_OUTPUT).decode('ascii', 'replace')
+    finally:
+        child.close()
 
+
+# %% [markdown]
 
 # %% [markdown]
 # ## One verdict for a thousand copies
@@ -312,7 +443,9 @@ print(_prepare('x = 1'), _prepare('def f(:'))
 # The tests' half of the key is a text too. A memo that is keyed by the values themselves would take
 # `((1,), 1)` and `((True,), True)` for the same test, since they are equal and have the same hash. The limits
 # sent along are the second fence, on Unix: file size and memory hold between two looks, and processor time
-# ends even a child whose watching parent was killed.
+# ends even a child whose watching parent was killed. A child that ends without a report may have been killed by
+# somebody else, or have met a full disk: this verdict alone is not kept, and the program runs again if it is
+# asked for again.
 
 # %%
 #@save
@@ -330,6 +463,10 @@ def _read_tests(text):
     return tests
 
 
+class _NoReport(Exception):
+    """An end without a report: its verdict (the argument) is not kept."""
+
+
 @lru_cache(maxsize=8192)
 def _execute(program, name, tests_text, timeout, memory_mb):
     """The verdict on a program that has a function `name`; a child is run for each new combination."""
@@ -339,7 +476,10 @@ def _execute(program, name, tests_text, timeout, memory_mb):
     job = {'source': program, 'name': name, 'arguments': [ascii(arguments) for arguments, _ in tests],
            'limits': limits}
     broken, report = _run_child(job, timeout, memory_mb)
-    return Verdict(False, 0, len(tests), broken) if broken else _grade(report, tests)
+    verdict = Verdict(False, 0, len(tests), broken) if broken else _grade(report, tests)
+    if verdict.reason == 'exit':                                        # perhaps not the program's doing
+        raise _NoReport(verdict)
+    return verdict
 
 
 # %%
@@ -348,7 +488,7 @@ def run_tests(source, tests, timeout=2.0, memory_mb=256):
     """Execute the tests on the last function of `source` in a process of its own; returns a `Verdict`.
 
     `tests` is a tuple of pairs (tuple of arguments, expected value), all literals. Values are compared by
-    their text, so True is not 1. `timeout` is in seconds of processor time for all tests together; PATIENCE
+    their text, so True is not 1, and only the order of a set's or dict's entries does not matter. `timeout` is in seconds of processor time for all tests together; PATIENCE
     times as much on the clock ends a program that sleeps. Whatever the source does, it gets a verdict, never
     an exception; ValueError and TypeError speak of the parameters. Memoised on the canonical source.
     """
@@ -362,7 +502,12 @@ def run_tests(source, tests, timeout=2.0, memory_mb=256):
     if len(source) > MAX_SOURCE:
         return Verdict(False, 0, n_tests, 'error: source too long')
     program, name = _prepare(canonical_source(source)[0])
-    return _execute(program, name, text, timeout, memory_mb) if program else Verdict(False, 0, n_tests, name)
+    if not program:
+        return Verdict(False, 0, n_tests, name)
+    try:
+        return _execute(program, name, text, timeout, memory_mb)
+    except _NoReport as end:
+        return end.args[0]
 
 
 # %% [markdown]
@@ -537,8 +682,10 @@ for name, op in slips:
 # After all this our session is as it was: no child of ours is left.
 
 # %%
-left = [process.pid for process in psutil.Process().children() if RUNNER in process.cmdline()]
-print('children left:', len(left))
+waiting = {child.process.pid for child in _ready()}
+left = [process.pid for process in psutil.Process().children()
+        if RUNNER in process.cmdline() and process.pid not in waiting]
+print('children left:', len(left), '| waiting for a job:', len(waiting))
 
 # %% [markdown]
 # ## What was seen

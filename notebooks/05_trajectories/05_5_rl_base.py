@@ -184,13 +184,13 @@ def clone(tok, edits, seed):
 # %% [markdown]
 # ## Made once, kept on disk
 #
-# `make_rl_base` trains on first use, with a progress bar, and keeps the weights in the cache of section 0.3
+# `make_rl_base` trains on first use, with a progress bar, and keeps the weights in the cache of section 0.4
 # under everything they depend on. The result is the same on every machine, up to rounding in the last digits
 # of the weights.
 
 # %%
 #@save
-@cached('base')
+@cached
 def base_weights(vocabulary, edits, seed):
     """Weights of the cloned policy for a vocabulary (tuple of words)."""
     return clone(Tokenizer(vocabulary), edits, seed).state_dict()

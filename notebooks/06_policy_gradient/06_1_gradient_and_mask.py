@@ -25,6 +25,7 @@
 # episode with observations, check it by a sum over all episodes, and say what a wrong mask trains.
 
 # %%
+#@save gradient
 import torch
 
 # %% [markdown]
@@ -166,12 +167,18 @@ print('the model comes to believe               ', round(torch.softmax(z, 0)[1].
 # In a batch, the positions that are masked out hold whatever the padding left there: a log-probability of
 # $-\infty$, a product that overflowed. Multiplying by a 0/1 mask does not remove these, since
 # $0 \cdot \infty$ is NaN. Therefore nothing is multiplied: a dropped position is *replaced* by zero, and its
-# gradient is exactly zero.
+# gradient is exactly zero. A mask of another shape is refused: a single row of it would stretch over all rows
+# of `x`, and the mean would divide by the kept positions of that one row.
 
 # %%
-#@save gradient
+#@save
 def keep_only(x, mask):
-    """x where mask is set, elsewhere exactly 0 with gradient 0, even where x is inf or NaN."""
+    """x where mask is set, elsewhere exactly 0 with gradient 0, even where x is inf or NaN.
+
+    ValueError for a mask of another shape.
+    """
+    if mask.shape != x.shape:
+        raise ValueError(f'mask has shape {list(mask.shape)}; allowed: {list(x.shape)}, that of the values')
     return x.masked_fill(~mask.bool(), 0.0)
 
 
@@ -202,7 +209,20 @@ print('nothing kept:      ', masked_mean(x, torch.zeros_like(mask)).item())
 # formula above sums over the tokens of an episode; the mean over tokens differs from it by the number of
 # tokens an episode, a choice with consequences that 6.2 takes up. An advantage a row, `[B]`, serves all
 # tokens of that row; one a token, `[B, T-1]`, is used as it is. Nothing else is accepted, because a square
-# batch would broadcast the wrong way in silence.
+# batch would broadcast the wrong way in silence. One kept number that is not finite would write NaN into every
+# weight, so the loss is refused then, and `check_kept` names the place.
+
+# %%
+#@save
+def check_kept(mask, **arrays):
+    """ValueError if one of the named arrays, of the shape of mask, is not finite where mask is set."""
+    for name, x in arrays.items():
+        bad = (~x.isfinite() & mask.bool()).nonzero()
+        if len(bad):
+            at = bad[0].tolist()
+            raise ValueError(f'{name} is {x[tuple(at)].item()} at the kept position {at}; kept values must be '
+                             'finite: find what made it, or drop the position from the mask')
+
 
 # %%
 #@save
@@ -210,7 +230,7 @@ def reinforce_loss(logp, advantages, mask):
     """REINFORCE (Williams 1992) as a loss, token mean: -masked_mean(advantages * logp).
 
     logp, mask: [B, T-1]. advantages: [B, T-1], or [B] to give every token of a row the same; no gradient
-    flows into them. Any other shape raises ValueError.
+    flows into them. ValueError for any other shape, and for kept values that are not finite.
     """
     if advantages.shape == logp.shape[:1]:
         advantages = advantages[:, None].expand_as(logp)
@@ -218,7 +238,10 @@ def reinforce_loss(logp, advantages, mask):
         per_token, per_row = list(logp.shape), list(logp.shape[:1])
         raise ValueError(f'advantages have shape {list(advantages.shape)}; '
                          f'allowed: {per_token} (one a token) or {per_row} (one a row)')
-    return -masked_mean(keep_only(advantages.detach(), mask) * logp, mask)
+    loss = -masked_mean(keep_only(advantages.detach(), mask) * logp, mask)
+    if not loss.isfinite():
+        check_kept(mask, logp=logp, advantages=advantages)
+    return loss
 
 
 # %% [markdown]
@@ -249,6 +272,44 @@ loss = reinforce_loss(token_log_probs(parameters, EPISODES[drawn]), reward[drawn
 (slope,) = torch.autograd.grad(loss, parameters)
 print('exact  ', exact.numpy().round(2))
 print('sampled', (-2 * slope).numpy().round(2))
+
+# %% [markdown]
+# ## Equal up to rounding
+#
+# Rewards and returns are sums, and two sums of the same terms may differ in the last digits. Sections 7.4, 8.3
+# and 9.1 divide by the spread of such numbers, so they must know when there is none. How much rounding can do
+# depends on the size of the numbers and on their type: at $10^7$ neighbours in double precision are
+# $2 \cdot 10^{-9}$ apart, in single precision a whole unit. Numbers below 1 are taken as sums of terms of size
+# 1, because 1 − 5 · 0.2 leaves a rounding error of the 1 and not of the 0. Whether they divide at all is a switch
+# there; a text such as `'False'` would turn it on, so it is refused.
+
+# %%
+#@save
+NO_SPREAD = 1e-9
+
+
+def same_within(low, high, dtype, share=NO_SPREAD):
+    """True where low <= high differ by no more than `share`, or 16 eps of dtype if that is more, of their size.
+
+    The size is the larger of 1, |low| and |high|; dtype is the one in which the numbers were computed.
+    """
+    if dtype.is_floating_point:
+        share = max(share, 16 * torch.finfo(dtype).eps)
+    return high - low <= share * torch.maximum(low.abs(), high.abs()).clamp(min=1)
+
+
+def check_switch(name, value):
+    """ValueError unless value is True or False: the text 'False', say, counts as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f'{name}={value!r} must be True or False')
+
+
+# %%
+for low, high, dtype in ((1 - 5 * 0.2, 1 - 0.2 - 0.2 - 0.2 - 0.2 - 0.2, torch.float64), (0.30, 0.35, torch.float64),
+                         (1e7, 1e7 + 2e-9, torch.float64), (1e7, 1e7 + 1, torch.float32)):
+    pair = (torch.tensor(x, dtype=torch.float64) for x in (low, high))
+    print(f'{high - low:7.1e} at {high:8.1e} in {str(dtype)[6:]}:',
+          'rounding' if same_within(*pair, dtype) else 'a difference')
 
 # %% [markdown]
 # ## The end of a call is an action

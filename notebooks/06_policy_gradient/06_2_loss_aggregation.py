@@ -84,8 +84,10 @@ def loss_weights(mask, mode):
 
     token_mean (DAPO, Yu et al. 2025): 1 / kept tokens. seq_mean_token_mean (GRPO, Shao et al. 2024):
     1 / (kept rows * kept tokens of the row). seq_mean_token_sum (after Dr. GRPO, Liu et al. 2025):
-    1 / kept rows, those with a kept token. Another mode raises ValueError.
+    1 / kept rows, those with a kept token. ValueError for another mode, or a mask that has not two dimensions.
     """
+    if mask.dim() != 2:
+        raise ValueError(f'mask has shape {list(mask.shape)}; allowed: [B, T-1], a row per episode')
     keep = mask.bool().to(torch.float64)  # [B, T-1]
     lengths = keep.sum(1, keepdim=True)  # [B, 1]
     rows = (lengths > 0).sum().clamp(min=1)

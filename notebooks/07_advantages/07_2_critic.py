@@ -38,7 +38,7 @@ from agentrl.cache import cached
 from agentrl.credit import outcome_rewards, returns_to_go
 from agentrl.environment import EditBudgetEnv
 from agentrl.episodes import collate, length_buckets, take_rows
-from agentrl.gradient import keep_only
+from agentrl.gradient import check_kept, keep_only, same_within
 from agentrl.sampling import rollout_batch
 from agentrl.tasks import make_tasks, randomize_names
 from agentrl.tokenizer import Tokenizer
@@ -165,7 +165,7 @@ def batch_values(critic, batch, bucket_size=32):
 #
 # The book warms its critic up in 60 steps of 64 episodes, drawn from three sets of eight episodes of each
 # train task: 480 in all. We do the same with the starting policy of section 5.5, at the policy's own
-# learning rate, untuned. It takes half a minute and is kept (0.3). The reward is the verdict alone, so the
+# learning rate, untuned. It takes half a minute and is kept (0.4). The reward is the verdict alone, so the
 # return-to-go is the same at all tokens of an episode.
 
 # %%
@@ -184,7 +184,7 @@ def verdict_returns(batch):
 
 # %%
 #@save
-@cached('critic')
+@cached
 def critic_weights(vocabulary, n, steps, seed):
     """Weights of a critic of the RL base, fitted to `n` episodes of each train task (those of `seed`)."""
     tok, rng = Tokenizer(vocabulary), torch.Generator().manual_seed(seed)
@@ -219,10 +219,16 @@ def make_base_critic(tok, n=24, steps=60, seed=0):
 def explained_variance(values, returns, mask):
     """1 - Var(returns - values) / Var(returns) over the kept positions (population variances), a float.
 
-    ValueError if the returns there do not vary: then there is nothing to explain.
+    ValueError if the returns there do not vary: then there is nothing to explain. ValueError for other shapes,
+    and for kept numbers that are not finite.
     """
-    values, returns = values[mask.bool()], returns[mask.bool()]
-    if not len(returns) or returns.amax() == returns.amin():
+    if not values.shape == returns.shape == mask.shape:
+        raise ValueError('values, returns, mask: shapes '
+                         f'{[list(x.shape) for x in (values, returns, mask)]}; all must be equal')
+    check_kept(mask, values=values, returns=returns)
+    dtype = returns.dtype
+    values, returns = values[mask.bool()].double(), returns[mask.bool()].double()
+    if not len(returns) or same_within(returns.amin(), returns.amax(), dtype):
         raise ValueError(f'{len(returns)} kept returns without variance; explained variance needs returns '
                          'that differ: use more episodes')
     return 1 - ((returns - values).var(correction=0) / returns.var(correction=0)).item()
@@ -252,7 +258,7 @@ tok = build_tokenizer(make_tasks('all'))
 critic = make_base_critic(tok)
 
 
-@cached('critic')
+@cached
 def kept_episodes(vocabulary, split, n, seed):
     tok = Tokenizer(vocabulary)
     return base_episodes(make_rl_base(tok), tok, split, n, torch.Generator().manual_seed(seed))

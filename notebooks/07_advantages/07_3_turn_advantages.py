@@ -26,6 +26,7 @@
 
 # %%
 #@save turns
+import torch
 import torch.nn.functional as F
 
 from agentrl.credit import check_gae, gae_advantages
@@ -69,7 +70,8 @@ values = [0.5, 0.2, 0.3, 9.0, 9.0, 9.0, 0.7, 0.1, 0.9]
 #
 # `turn_ids` says for each column to which call its token belongs: it is `batch['turn'][:, 1:]` (5.2), where
 # prompt and padding have −1 and an observation the number of the call that it answers. A call starts at a
-# kept column whose number is larger than that of all kept columns before it. Another shape, numbers that
+# kept column whose number is larger than that of all kept columns before it. What the numbers are is of no
+# account: calls 0, 1 and 2 are the same as calls 3, 40 and ten million. Another shape, numbers that
 # fall, or −1 under the mask mean that mask and turns do not belong together; the usual cause is a forgotten
 # `[:, 1:]`.
 
@@ -78,8 +80,11 @@ values = [0.5, 0.2, 0.3, 9.0, 9.0, 9.0, 0.7, 0.1, 0.9]
 def call_starts(mask, turn_ids):
     """True at the first kept column of each call: mask, turn_ids [B, T-1] -> bool [B, T-1].
 
-    ValueError for other shapes, and for kept columns whose turn is negative or falls within a row.
+    ValueError for other shapes, turns that are no whole numbers, and for kept columns whose turn is negative or
+    falls within a row.
     """
+    if turn_ids.is_floating_point() or turn_ids.dtype == torch.bool:
+        raise ValueError(f'turn_ids are {turn_ids.dtype}; allowed: whole numbers, such as torch.long')
     if turn_ids.shape != mask.shape:
         raise ValueError(f'turn_ids have shape {list(turn_ids.shape)}; allowed: {list(mask.shape)}, as mask. '
                          "Of a batch, take batch['turn'][:, 1:]")
@@ -93,8 +98,6 @@ def call_starts(mask, turn_ids):
 
 
 # %%
-import torch
-
 mask, turn_ids = torch.tensor([mask], dtype=torch.bool), torch.tensor([turn_ids])
 print(call_starts(mask, turn_ids).int().tolist())
 try:
@@ -105,8 +108,8 @@ except ValueError as error:
 # %% [markdown]
 # ## GAE on a grid of calls
 #
-# Rewards and values are gathered into a grid [B, K], one column a call. On it `gae_advantages` of 7.1 does
-# the work, and it skips calls that keep no token. The result is handed back to the tokens.
+# Rewards and values are gathered into a grid [B, K], one column a call that keeps a token. On it
+# `gae_advantages` of 7.1 does the work. The result is handed back to the tokens.
 #
 # `returns` are again advantage plus value, now the value of the call's start: the λ-return of the call, the
 # same for all of its tokens.
@@ -121,13 +124,15 @@ def turn_advantages(rewards, values, mask, turn_ids, gamma, lam):
     get 0. gamma and lam count calls. No gradient flows. ValueError as in gae_advantages and call_starts.
     """
     check_gae(rewards, values, mask, gamma, lam)
-    starts, turn = call_starts(mask, turn_ids), turn_ids.clamp(min=0)  # [B, T-1]
+    starts = call_starts(mask, turn_ids)  # [B, T-1]
+    call = (starts.cumsum(1) - 1).clamp(min=0)  # [B, T-1], place of the call among the kept ones of its row
+    rewards, values = (x if x.is_floating_point() else x.double() for x in (rewards, values))
 
     def by_call(x):
-        return x.new_zeros(len(x), int(turn.max()) + 1).scatter_add(1, turn, x)  # [B, K]
+        return x.new_zeros(len(x), int(call.max()) + 1).scatter_add(1, call, x)  # [B, K]
 
     grid = by_call(rewards), by_call(keep_only(values, starts)), by_call(starts.long())
-    return tuple(keep_only(x.gather(1, turn), mask) for x in gae_advantages(*grid, gamma, lam))
+    return tuple(keep_only(x.gather(1, call), mask) for x in gae_advantages(*grid, gamma, lam))
 
 
 # %%

@@ -31,6 +31,7 @@ import copy
 
 import torch
 
+from agentrl.environment import check_count
 from agentrl.episodes import OWNER, Episode
 from agentrl.sampling import run_episodes
 
@@ -184,8 +185,9 @@ def continue_episodes(policy, starts, n, generator, temperature=1.0, reader=Shar
     """Play on from each start to the end, n times: list (a start each) of lists of finished Episodes.
 
     Each continuation owns a row of uniforms. The starts stay as they are; one that has ended already has
-    nothing to add, and its continuations are copies of it.
+    nothing to add, and its continuations are copies of it. ValueError for n below 1.
     """
+    check_count('n', n)
     episodes = [copy_episode(episode) for episode in starts for _ in range(n)]
     noise = torch.rand(len(episodes), policy.max_len, generator=generator, dtype=torch.float64)
     running = [n for n, episode in enumerate(episodes) if not episode.done]
@@ -227,9 +229,11 @@ def continuation_returns(starts, continued):
 
 
 def mean_and_error(returns):
-    """Estimated value of each start and its standard error, [S] each, of returns [S, n] with n >= 2."""
-    if returns.shape[1] < 2:
+    """Estimated value of each start and its standard error, [S] each, of finite returns [S, n] with n >= 2."""
+    if returns.dim() != 2 or not len(returns) or returns.shape[1] < 2:
         raise ValueError(f'returns have shape {list(returns.shape)}; an error needs 2 or more of each start')
+    if not returns.isfinite().all():
+        raise ValueError(f'returns hold {returns[~returns.isfinite()][0].item()}; all must be finite')
     return returns.mean(1), returns.std(1) / returns.shape[1] ** 0.5
 
 
@@ -307,6 +311,12 @@ pd.DataFrame(rows, columns=columns).round(4)
 #@save
 def call_advantages(rewards, values):
     """A_k = r_k + V(s_{k+1}) - V(s_k) of the K calls of an episode: rewards [K], values [K + 1] -> [K]."""
+    if rewards.dim() != 1 or values.shape != (len(rewards) + 1,):
+        raise ValueError(f'rewards have shape {list(rewards.shape)}, values {list(values.shape)}; allowed: [K] and '
+                         '[K + 1], a value before each call and one after the last')
+    for name, x in (('rewards', rewards), ('values', values)):
+        if not x.isfinite().all():
+            raise ValueError(f'{name} hold {x[~x.isfinite()][0].item()}; all must be finite')
     return rewards + values[1:] - values[:-1]
 
 

@@ -32,8 +32,6 @@ import hashlib
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
 from unittest.mock import patch
 
 import joblib
@@ -43,18 +41,20 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from agentrl.base import make_rl_base
-from agentrl.cache import cached, code_version
+from agentrl.cache import cached
 from agentrl.continuations import continue_episodes, snapshots
 from agentrl.credit import gae_advantages, outcome_rewards, returns_to_go
 from agentrl.critic import base_episodes, batch_values, fit_critic, make_base_critic, make_critic
 from agentrl.environment import EditBudgetEnv, parse_call, passes
 from agentrl.episodes import collate, make_trajectory, take_rows
 from agentrl.model import sequence_log_probs
+from agentrl.plotting import figures_dir
 from agentrl.sampling import rollout_batch
 from agentrl.step_groups import call_texts, visited_states
 from agentrl.tasks import make_tasks, randomize_names
 from agentrl.tokenizer import build_tokenizer
 from agentrl.turns import turn_advantages
+from agentrl.versions import code_version
 
 # %% [markdown]
 # ## The plan
@@ -222,7 +222,7 @@ def cost_rewards(batch, cost):
     return outcome_rewards(batch['reward'], mask) - cost * (mask & ~goes_on)
 
 
-@cached('critic')
+@cached
 def lab_critic_weights(vocabulary, cost, n, steps, seed=0):
     """Weights of a critic of the RL base where calls cost `cost`, fitted to n episodes of each train task."""
     (tok, policy), rng = lab_policy(), torch.Generator().manual_seed(seed)
@@ -428,14 +428,14 @@ def lab_task(n, cfg=LabConfig()):
 
 def lab_path():
     """Where the lab's results are stored."""
-    return Path(files('agentrl')).parent / 'figures' / 'data' / 'credit_lab.csv'
+    return figures_dir() / 'data' / 'credit_lab.csv'
 
 
 # %%
 #@save
 def lab_results(jobs=2):
     """The lab's table, a row for each call, cost and method; measured again if other code made it (6 min)."""
-    path, version = lab_path(), code_version('credit_lab')
+    path, version = lab_path(), code_version(lab_task)
     stored = pd.read_csv(path) if path.exists() else pd.DataFrame({'version': []})
     if set(stored['version']) == {version}:
         return stored.drop(columns='version')

@@ -30,7 +30,7 @@
 #@save whitening
 import torch
 
-from agentrl.gradient import keep_only
+from agentrl.gradient import check_kept, keep_only, same_within
 
 # %% [markdown]
 # ## Three numbers by hand
@@ -58,19 +58,19 @@ def whiten_in_loops(x):
 # %%
 #@save
 def check_whiten(x, mask):
-    """ValueError unless x and mask have one shape and the kept values of x are finite."""
+    """ValueError unless x and mask have one shape, x is of a floating type and finite where it is kept."""
     if x.shape != mask.shape:
         raise ValueError(f'x has shape {list(x.shape)}, mask {list(mask.shape)}; they must be equal')
-    bad = (~x.isfinite() & mask.bool()).nonzero()
-    if len(bad):
-        at = bad[0].tolist()
-        raise ValueError(f'x is {x[tuple(at)].item()} at the kept position {at}; kept values must be finite')
+    if not x.is_floating_point():
+        raise ValueError(f'x is {x.dtype}; allowed: numbers with a fraction, such as x.double()')
+    check_kept(mask, x=x)
 
 
 # %% [markdown]
 # Without spread there is nothing to scale: one kept value, or many that are equal, must give zero. Equal *on
 # paper* is the harder case (9.1 meets it in groups): values that differ in the last bit would be blown up to
-# ±1. So a spread of at most `eps` counts as none, and nothing is added to the deviation. That is our
+# ±1. So a spread of at most `eps` counts as none, as a share of the largest
+# value if that is above 1 (section 6.1), and nothing is added to the deviation. That is our
 # departure from common implementations, which add `eps` to the variance: they turn a spread of the last bit
 # into something small, not into zero.
 
@@ -80,11 +80,14 @@ def masked_whiten(x, mask, eps=1e-8):
     """x, shifted and scaled to mean 0 and sample standard deviation 1 over the kept positions, 0 elsewhere.
 
     x, mask: the same shape, such as [B, T-1]. Exactly 0 everywhere if fewer than two positions are kept or
-    all kept values lie within eps of each other. A kept value that is not finite raises ValueError.
+    all kept values lie within eps of each other, as `same_within` measures it. ValueError for a kept value that
+    is not finite, for a type without fractions, and for an eps that is negative or infinite.
     """
     check_whiten(x, mask)
+    if not 0 <= eps < float('inf'):
+        raise ValueError(f'eps={eps} must be a finite number >= 0')
     kept = x[mask.bool()]  # [N]
-    if len(kept) < 2 or kept.max() - kept.min() <= eps:
+    if len(kept) < 2 or same_within(kept.min(), kept.max(), x.dtype, eps):
         return torch.zeros_like(x)
     return keep_only((x - kept.mean()) / kept.std(), mask)
 
@@ -110,7 +113,10 @@ print('100 random masks agree with the loop:', worst < 1e-12)
 # value; none. The naive formula finds a deviation in the first.
 
 # %%
-multiplied, added = -0.05 * 6, sum([-0.05] * 6)
+from functools import reduce
+from operator import add
+
+multiplied, added = -0.05 * 6, reduce(add, 6 * [-0.05])  # `sum` rounds differently from Python 3.12 on
 pair = torch.tensor([[multiplied, added, 0.7]], dtype=torch.float64)
 print('difference', f'{abs(multiplied - added):.1e}')
 print('naive     ', [round(value, 3) for value in whiten_in_loops([multiplied, added])])

@@ -29,7 +29,7 @@
 #@save advantages
 import torch
 
-from agentrl.gradient import keep_only
+from agentrl.gradient import check_kept, check_switch, keep_only, same_within
 
 # %% [markdown]
 # ## One group by hand
@@ -80,22 +80,18 @@ print('naive advantages:', [round((r - mean) / std, 3) for r in pair], ' ours:',
 
 # %% [markdown]
 # A naive division blows a difference of the last bit up to the size of a real success (the two do not even
-# add up to zero: the mean was rounded to one of them). Therefore a spread below $10^{-9}$ counts as none.
+# add up to zero: the mean was rounded to one of them). Therefore a spread of at most $10^{-9}$ counts as none,
+# and more where rewards are large or were computed in single precision: that is `same_within` of section 6.1.
 # Rewards in this book are sums of a few cents, so that no true difference is that small. What cannot be
 # meant is refused: groups of one, a batch that does not divide into groups, a reward that is not a number.
 
 # %%
 #@save
-NO_SPREAD = 1e-9
-
-
-# %%
-#@save
 def check_groups(rewards, group_size):
     """Raise ValueError unless rewards [B] are finite and B is a multiple of group_size >= 2."""
-    if group_size < 2:
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 2:
         raise ValueError(f'group_size is {group_size}; allowed: 2 or more, one episode has no sibling')
-    if rewards.dim() != 1 or len(rewards) % group_size:
+    if rewards.dim() != 1 or not len(rewards) or len(rewards) % group_size:
         raise ValueError(f'rewards have shape {list(rewards.shape)}; allowed is [B] with B a multiple of '
                          f'group_size {group_size}, the episodes of a group side by side')
     if not rewards.isfinite().all():
@@ -116,16 +112,19 @@ def group_advantages(rewards, group_size, std_normalize=True):
     """Advantages [B], float64, of rewards [B] in contiguous groups (GRPO, Shao et al. 2024).
 
     r minus the group's mean, divided if std_normalize by the group's sample standard deviation (ddof 1, with
-    nothing added). A group whose rewards lie within NO_SPREAD of each other gets exactly 0. A group_size
-    below 2 or one that does not divide B, or a reward that is not finite, raises ValueError.
+    nothing added). A group whose rewards differ by rounding only (same_within, in their own type) gets exactly
+    0. ValueError for a group_size below 2 or one that does not divide B, a reward that is not finite, and a
+    std_normalize that is neither True nor False.
     """
+    dtype = rewards.dtype if isinstance(rewards, torch.Tensor) else torch.float64
     rewards = torch.as_tensor(rewards, dtype=torch.float64)
     check_groups(rewards, group_size)
+    check_switch('std_normalize', std_normalize)
     groups = rewards.reshape(-1, group_size)  # [B/G, G]
-    spread = (groups.amax(1) - groups.amin(1) >= NO_SPREAD)[:, None]  # [B/G, 1], bool
-    centred = keep_only(groups - groups.mean(1, keepdim=True), spread)
+    equal = same_within(groups.amin(1), groups.amax(1), dtype)[:, None]  # [B/G, 1], bool
+    centred = (groups - groups.mean(1, keepdim=True)).masked_fill(equal, 0.0)
     if std_normalize:
-        centred = centred / groups.std(1, keepdim=True).masked_fill(~spread, 1.0)
+        centred = centred / groups.std(1, keepdim=True).masked_fill(equal, 1.0)
     return centred.reshape(-1)
 
 
@@ -254,6 +253,38 @@ pd.DataFrame(table, index=rows).rename_axis(columns='group size').round(5)
 # The verdict belongs to the whole episode, so each of its kept tokens gets the episode's advantage; all
 # other positions get zero. `compute_advantages` takes the batch as it was collated, with the episodes of a
 # group side by side.
+#
+# An episode whose mask keeps nothing is not trained on. It must not judge its siblings either: its reward would
+# shift their mean, and the advantages that are trained would no longer add up to zero. So the others are
+# compared among themselves.
+
+# %%
+#@save
+def compare_kept(rewards, kept, cfg):
+    """Group advantages [B] of the kept episodes among themselves; 0 for the others and for one left alone.
+
+    ValueError unless rewards and kept are both [B], and the rewards of kept episodes are finite.
+    """
+    if rewards.dim() != 1 or not len(rewards) or kept.shape != rewards.shape:
+        raise ValueError(f'rewards have shape {list(rewards.shape)}, kept {list(kept.shape)}; both must be [B]')
+    check_kept(kept, rewards=rewards)
+    advantages = torch.zeros_like(rewards)
+    for rows in torch.arange(len(rewards)).split(cfg.group_size):
+        rows = rows[kept[rows]]
+        if len(rows) > 1:
+            advantages[rows] = group_advantages(rewards[rows], len(rows), cfg.std_normalize)
+    return advantages
+
+
+# %%
+from types import SimpleNamespace
+
+three = torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+kept = torch.tensor([True, True, True, False])  # the last episode was cut off, say
+settings = SimpleNamespace(group_size=4, std_normalize=False)
+print('all four:     ', group_advantages(three, 4, std_normalize=False).tolist())
+print('without a row:', [round(a, 4) for a in compare_kept(three, kept, settings).tolist()])
+
 
 # %%
 #@save
@@ -261,18 +292,20 @@ def compute_advantages(batch, cfg):
     """Token-level group advantages [B, T-1]: the episode's where action_mask is set, 0 elsewhere.
 
     batch: 'reward' [B] and 'action_mask' [B, T-1], the rows of a group contiguous. cfg: group_size,
-    std_normalize. ValueError as in group_advantages, or if the two disagree about B.
+    std_normalize. Rows without a kept token are left out of the comparison. ValueError as in group_advantages,
+    or if the two disagree about B.
     """
     reward, mask = batch['reward'], batch['action_mask']
-    if len(reward) != len(mask):
-        raise ValueError(f'{len(reward)} rewards, {len(mask)} rows of action_mask; both must be B')
-    advantages = group_advantages(reward, cfg.group_size, cfg.std_normalize)  # [B]
+    if len(reward) != len(mask) or mask.dim() != 2:
+        raise ValueError(f'{len(reward)} rewards, {len(mask)} rows of action_mask, of shape {list(mask.shape)}; '
+                         'both must be B, and action_mask [B, T-1]')
+    advantages, kept = group_advantages(reward, cfg.group_size, cfg.std_normalize), mask.bool().any(1)  # [B]
+    if not kept.all():
+        advantages = compare_kept(torch.as_tensor(reward, dtype=torch.float64), kept, cfg)
     return keep_only(advantages[:, None].expand(mask.shape), mask)
 
 
 # %%
-from types import SimpleNamespace
-
 mask = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 1]], dtype=torch.bool)  # [4, 4]
 batch = {'reward': torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64), 'action_mask': mask}
 compute_advantages(batch, SimpleNamespace(group_size=2, std_normalize=True)).round(decimals=4)

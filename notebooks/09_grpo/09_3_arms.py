@@ -26,14 +26,13 @@
 
 # %%
 #@save arms
-import hashlib
+import csv
 import json
 import os
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
+from dataclasses import dataclass
 from unittest.mock import patch
 
 import joblib
@@ -43,11 +42,13 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from agentrl.base import DEMONSTRATED, make_rl_base
-from agentrl.cache import cached, code_version
+from agentrl.cache import cached, parts_of
 from agentrl.model import TinyAgent
+from agentrl.plotting import figures_dir
 from agentrl.tasks import EDIT_OPS, make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, evaluate, train_rl
+from agentrl.versions import code_version, digest
 
 # %% [markdown]
 # ## The arms
@@ -90,7 +91,7 @@ arm_config('penalty 0.05', seed=2)
 # Forty steps from the RL base, then sixteen episodes of each of the ten held-out tasks. Their names and
 # uniforms are the same for all arms of a run seed (but for arms with fixed names, which draw none), so that
 # arms can be compared in pairs, and others for each seed: shared by all, their luck would be in every run,
-# and no number of runs would take it out (section 9.7 shows it). The result is kept on disk (section 0.3)
+# and no number of runs would take it out (section 9.7 shows it). The result is kept on disk (section 0.4)
 # under its configuration and the version of the code, so no section trains what another one has trained.
 
 # %%
@@ -100,7 +101,7 @@ SEEDS = tuple(range(10))                                                # of the
 EVALUATION = {'seed': 12345, 'samples': 16}                             # the first run seed's; of each held-out task
 
 
-@cached('training', 'base')
+@cached
 def train_config(cfg, edits=DEMONSTRATED, base_seed=0, steps=STEPS, evaluation=EVALUATION):
     """Train the RL base under `cfg`: dict of weights, history (a row a step) and heldout (behaviour)."""
     tok = build_tokenizer(make_tasks('all'))
@@ -132,40 +133,33 @@ def policy_from(weights):
 # %% [markdown]
 # ## A study, and the version of a run
 #
-# A study is what one function can train, together with the modules on whose code the result depends. The
-# *version* of a run changes with its settings and with any of that code; a stored row of another version is
-# not used, it is made again.
+# A study is what one function can train. The *version* of a run changes with the settings of its arm and with any
+# code that decides its result: section 0.3 starts at the function `train` and follows the code, definition by
+# definition. A stored row of another version is not used, it is made again.
 
 # %%
 #@save
 @dataclass(frozen=True)
 class Study:
-    """Arms of one function: {arm: settings}, train(arm, seed, base_seed) -> run, the modules that decide it.
+    """Arms that one function trains: {arm: settings} and train(arm, seed, base_seed) -> run.
 
     `seeds` are those of the runs that the book stores.
     """
     name: str
     arms: dict
     train: Callable
-    modules: tuple
     seeds: tuple = SEEDS
 
     def version(self, arm):
-        """A short text that changes with the settings of an arm or with any code that decides its result."""
+        """Twelve hex digits that change with the settings of an arm or with any code that decides its result."""
         if arm not in self.arms:
             raise ValueError(f'arm={arm!r} is not in the study {self.name!r}; '
                              f'choose one of {", ".join(self.arms)}')
-        settings = [self.arms[arm], asdict(RLConfig()), STEPS, EVALUATION, code_of(self.modules)]
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        words = {arm} | {part for part in parts_of(self.arms[arm]) if isinstance(part, str)}
+        return digest(json.dumps([self.arms[arm], code_version(self.train, words)], sort_keys=True))
 
 
-@lru_cache
-def code_of(modules):
-    """The version of these modules' code, read once a session."""
-    return code_version(*modules)
-
-
-GRPO = Study('grpo', ARMS, train_arm, ('training', 'base'))
+GRPO = Study('grpo', ARMS, train_arm)
 
 # %%
 print('each arm has a version of its own:', len({GRPO.version(arm) for arm in ARMS}) == len(ARMS))
@@ -185,13 +179,90 @@ TABLES = ('history', 'tasks', 'heldout')                                # in the
 
 def runs_path(study, table):
     """Where one of the TABLES of a study is stored."""
-    return Path(files('agentrl')).parent / 'figures' / 'data' / f'{study.name}_{table}.csv'
+    return figures_dir() / 'data' / f'{study.name}_{table}.csv'
 
 
+# %% [markdown]
+# A table that a merge, an editor or a full disk has damaged must not pass for one with fewer runs, which would be
+# made again for hours. So a table is checked when it is read: each row has as many fields as the header, seeds
+# are whole numbers, and no row stands there twice. An error names the file, the line and what to do.
+
+# %%
+#@save
+class DamagedTable(ValueError):
+    """A stored table that cannot be used: which file and line, what is wrong, what to do."""
+
+    def __init__(self, path, line, wrong):
+        super().__init__(f'{path}, line {line}: {wrong}; restore the file (git restore figures/data), or delete '
+                         'the rows of that run from all tables of its study to have it made again')
+
+
+# %%
+#@save
+ROW_KEYS = {'history': ('step',), 'tasks': ('evaluation', 'task'), 'heldout': ('evaluated', 'length', 'context',
+                                                                               'max_turns', 'history')}
+
+
+def wrong_with(row, header, seen, table):
+    """What is wrong with a row of a stored table, [texts]; `seen` holds the keys of the rows above it."""
+    if len(row) != len(header):
+        return [f'{len(row)} fields, the header has {len(header)}']
+    given = dict(zip(header, row))
+    found = [f'{name}={given[name]!r} is no whole number' for name in ('base', 'seed', 'step', 'evaluation')
+             if not given.get(name, '0').isdigit()]
+    found += [f'{name} is empty' for name in ('arm', 'version') if not given[name]]
+    key = tuple(given.get(name) for name in (*KEY, *ROW_KEYS[table]))
+    found += [f'the row of line {seen[key]} once more'] if key in seen else []
+    seen.setdefault(key, len(seen) + 2)
+    return found
+
+
+# %%
+#@save
+def check_table(path, table):
+    """DamagedTable unless the file holds one of TABLES, whole."""
+    text = path.read_text(encoding='utf-8')
+    header, *rows = list(csv.reader(text.splitlines())) or [[]]
+    if missing := [name for name in (*KEY, 'version') if name not in header]:
+        raise DamagedTable(path, 1, f'the header has no {", ".join(missing)}')
+    if len(set(header)) < len(header) or not text.endswith('\n'):
+        raise DamagedTable(path, *((1, 'two columns of one name') if len(set(header)) < len(header) else
+                                   (len(rows) + 1, 'the file ends within a line')))
+    seen = {}
+    for line, row in enumerate(rows, start=2):
+        if wrong := wrong_with(row, header, seen, table):
+            raise DamagedTable(path, line, ', '.join(wrong))
+
+
+# %%
+#@save
 def read_runs(study, table):
-    """A stored table, empty if there is none yet."""
+    """A stored table, empty if there is none yet; DamagedTable if it cannot be used."""
     path = runs_path(study, table)
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*KEY, 'version'])
+    if not path.exists():
+        return pd.DataFrame(columns=[*KEY, 'version'])
+    check_table(path, table)
+    return pd.read_csv(path)
+
+
+# %% [markdown]
+# The three tables also have to agree: a run whose row says that it is complete has its whole history, step by step.
+
+# %%
+#@save
+def check_study(study):
+    """DamagedTable if a run of `heldout` lacks its history or a step of it, or its counts by task."""
+    runs = set(read_runs(study, 'heldout')[KEY].itertuples(index=False, name=None))
+    for table in ('history', 'tasks'):
+        path, rows = runs_path(study, table), read_runs(study, table)
+        parts = {run: part for run, part in rows.groupby(KEY)}
+        if path.exists() and (lost := sorted(runs - parts.keys())):
+            raise DamagedTable(path, len(rows) + 1, f'no rows of arm={lost[0][0]!r} base={lost[0][1]} '
+                               f'seed={lost[0][2]} ({len(lost)} such runs), which {study.name}_heldout.csv has')
+        for run, part in parts.items() if table == 'history' else ():
+            if part['step'].tolist() != list(range(len(part))):
+                raise DamagedTable(path, int(part.index[0]) + 2, f'the steps of arm={run[0]!r} base={run[1]} '
+                                   f'seed={run[2]} are not 0 to {len(part) - 1}')
 
 
 # %%
@@ -230,8 +301,26 @@ def store_run(study, arm, base, seed, run):
 # `run_study` returns the tables heldout and history for the arms and seeds asked for. What is stored is
 # read; what is missing is trained, two runs at a time with one thread each, and stored as soon as it is
 # ready, so that an interrupted call loses only the runs under way. A run that fails does not stop the
-# others; the error at the end names all that failed. (Section 13.8 has a launcher that also survives a
-# killed worker.)
+# others, and the error at the end names all that failed. A worker ends by itself when its parent is gone, also
+# one that has not begun a task. (Section 13.8 has a launcher that also survives a killed worker.)
+
+# %%
+#@save
+def end_with(parent):
+    """Let this worker process end within a second after its parent is gone."""
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def worker_pool(jobs, **how):
+    """joblib's Parallel with `jobs` worker processes that end with this one; it yields results as they come."""
+    own = {'initializer': end_with, 'initargs': (os.getpid(),)} if jobs > 1 else {}
+    return joblib.Parallel(jobs, 'loky', return_as='generator_unordered', **how, **own)
+
 
 # %%
 #@save
@@ -246,10 +335,12 @@ def train_and_label(train, arm, base, seed):
 
 def missing_runs(study, arms, seeds, bases=(0,)):
     """(arm, base, seed) of the runs that are not stored, or were made by other code."""
+    check_study(study)
     stored = read_runs(study, 'heldout')
     done = set(stored[[*KEY, 'version']].itertuples(index=False, name=None))
+    versions = {arm: study.version(arm) for arm in arms}
     wanted = [(arm, base, seed) for arm in arms for base in bases for seed in seeds]
-    return [run for run in wanted if (*run, study.version(run[0])) not in done]
+    return [run for run in wanted if (*run, versions[run[0]]) not in done]
 
 
 # %%
@@ -271,8 +362,7 @@ def run_study(study, arms, seeds, bases=(0,), jobs=2):
     """(heldout, history) of these arms and seeds as tidy tables; trains what is not stored (`store_runs`)."""
     if missing := missing_runs(study, arms, seeds, bases):
         with patch.dict(os.environ, TQDM_DISABLE='1'):                  # one bar for all, none from workers
-            runs = joblib.Parallel(n_jobs=jobs, return_as='generator_unordered')(
-                joblib.delayed(train_and_label)(study.train, *run) for run in missing)
+            runs = worker_pool(jobs)(joblib.delayed(train_and_label)(study.train, *run) for run in missing)
             store_runs(study, runs, len(missing))
     tables = [read_runs(study, name) for name in ('heldout', 'history')]
     wanted = {'arm': arms, 'base': bases, 'seed': seeds}

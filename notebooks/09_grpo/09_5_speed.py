@@ -180,7 +180,9 @@ print(f'two seeds in two processes of one thread each: {gain:.2f} times as fast 
 # In the update, matrix products come first and attention second: its heads of 16 are so narrow that softmax
 # is its limit and not multiplication. (PyTorch's profiler around `one_step` shows it.) In sampling each
 # round has a price before the first token is computed, more than a hundred small operations. That is why
-# large groups are cheaper a token than small ones (by a tenth). What would help next is to sample in fewer
+# large groups are cheaper a token than small ones (by a tenth). `make bench` also clocks the matrix
+# products and the attention alone, at the shapes of the run: they are most of the update and only about half of
+# the sampling, which is where those small operations show. What would help next is to sample in fewer
 # rounds, by guessing the tokens that a call's grammar leaves no choice about and checking the guess. Tried
 # and dropped: plain attention and masks made by hand (slower than the fused kernel at these lengths), masks
 # as numbers instead of booleans, inference mode (hardly faster), and smaller buckets of packed rows

@@ -119,8 +119,17 @@ print(f'mean {scores.to_numpy().mean():.3f}, standard error {drawn.std():.4f}')
 SETTINGS = {'method': 'percentile', 'vectorized': True, 'paired': False, 'n_resamples': 9999}
 
 
+def check_confidence(confidence):
+    """ValueError unless confidence is a number between 0 and 1."""
+    if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
+        raise ValueError(f'confidence={confidence!r} must be a number between 0 and 1: 95% is 0.95')
+
+
 def expanded_level(confidence, n):
     """The level to ask of a percentile interval of `n` values to get `confidence` (Hesterberg 2015)."""
+    check_confidence(confidence)
+    if n < 2:
+        raise ValueError(f'n={n} values have no spread; an interval needs 2 or more')
     return float(1 - 2 * norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf((1 + confidence) / 2, n - 1)))
 
 
@@ -155,12 +164,13 @@ LEAST_SEEDS = 6                                             # with fewer, no per
 def interval(scores, statistic=np.mean, confidence=0.95, draw=draw_seeds):
     """{estimate, low, high, seeds, tasks} of scores [seeds, tasks]; no interval (nan) under LEAST_SEEDS.
 
-    ValueError for a table that is empty or has gaps.
+    ValueError for a table that is empty or has gaps, and for a confidence outside (0, 1).
     """
+    check_confidence(confidence)
     table = np.asarray(scores, dtype=float)
-    if table.ndim != 2 or not table.size or np.isnan(table).any():
-        raise ValueError(f'scores of shape {table.shape} with {int(np.isnan(table).sum())} missing values; '
-                         'give a full table [seeds, tasks]')
+    if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+        raise ValueError(f'scores of shape {table.shape} with {int((~np.isfinite(table)).sum())} missing values; '
+                         'give a full table [seeds, tasks] of finite numbers')
     low = high = float('nan')
     if len(table) >= LEAST_SEEDS:
         level = expanded_level(confidence, len(table))
@@ -241,7 +251,7 @@ def train_and_repeat(arm, seed=0, base_seed=0):
     return run | {'heldout': heldout}
 
 
-REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat, ('training', 'base'))
+REPEATS = Study('repeats', REPEAT_ARMS, train_and_repeat)
 
 # %%
 from itertools import combinations
@@ -307,23 +317,42 @@ pd.DataFrame([*apart, paired], index=['default', 'max_turns 3', 'difference, pai
 # * the whole interval lies outside: it **does not hold**;
 # * otherwise it is **undecided**, and more seeds or tasks are needed.
 #
-# Two numbers count as *the same* if they differ by less than 0.05 in a rate, or by less than 0.1 in calls an
-# episode. This rule and the regions of section 12.9 were written down when three seeds had been seen, before
-# we looked at any other.
+# Two numbers count as *the same* if they differ by less than δ: 0.05 in a rate, or 0.1 in calls an episode.
+# This rule and the regions of section 12.9 were written down when three seeds had been seen, before we looked
+# at any other.
+#
+# A claim of a direction (a difference is above 0, or below) leaves a gap there. An interval from −0.014 to
+# 0.006 crosses 0, and yet more seeds are not what it needs: it has decided that the difference, whatever its
+# sign, is smaller than δ. So such claims have a fourth outcome. Where the rule above would say undecided and
+# the whole interval lies inside (−δ, δ), the two numbers are **the same within δ**. This outcome was added
+# later, when ten seeds were known. Its δ is the one named before, it is given to every claim of a direction
+# about passes or calls an episode, and it never takes back that a claim holds or does not hold.
 
 # %%
 #@save
-def verdict(found, region):
-    """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high)."""
+SAME = 'the same within δ'
+
+
+def verdict(found, region, delta=0):
+    """'holds', 'does not hold' or 'undecided': interval {low, high} against an open region (low, high).
+
+    With `delta`, an interval that the region leaves undecided but that lies inside (-delta, delta) is SAME. An
+    interval that is not there (nan) decides nothing. ValueError for bounds that are not in order.
+    """
     low, high = found['low'], found['high']
+    if not region[0] < region[1] or low > high:
+        raise ValueError(f'interval from {low} to {high}, region {tuple(region)}: the lower bound of each comes first')
     if low > region[0] and high < region[1]:
         return 'holds'
-    return 'does not hold' if high <= region[0] or low >= region[1] else 'undecided'
+    if high <= region[0] or low >= region[1]:
+        return 'does not hold'
+    return SAME if -delta < low and high < delta else 'undecided'
 
 
 # %%
 for low, high in ((0.02, 0.3), (-0.1, 0.3), (-0.2, 0.0), (float('nan'), float('nan'))):
     print(f'above 0? {low} to {high}:', verdict({'low': low, 'high': high}, (0, float('inf'))))
+print('above 0? -0.014 to 0.006, δ 0.05:', verdict({'low': -0.014, 'high': 0.006}, (0, float('inf')), 0.05))
 
 # %% [markdown]
 # ## What was seen

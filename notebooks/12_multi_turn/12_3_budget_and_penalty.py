@@ -240,7 +240,7 @@ CURRICULUM_ARMS = {
 }
 
 
-@cached('curriculum', 'base')
+@cached
 def train_stages(stages, cfg, base_seed, evaluation):
     """Train the RL base through stages of turn budgets; evaluated under the last one, as in 9.3."""
     tok, rng = build_tokenizer(make_tasks('all')), torch.Generator().manual_seed(evaluation['seed'] + cfg.seed)
@@ -256,7 +256,7 @@ def train_curriculum(arm, seed=0, base_seed=0):
     return train_stages(CURRICULUM_ARMS[arm]['stages'], RLConfig(seed=seed), base_seed, EVALUATION)
 
 
-CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum, ('curriculum', 'base'))
+CURRICULUM = Study('curriculum', CURRICULUM_ARMS, train_curriculum)
 
 
 # %%

@@ -38,7 +38,7 @@ from agentrl.environment import check_count, make_env, parse_call
 from agentrl.episodes import MAX_CALL_TOKENS, OWNER, Episode, Trajectory, collate, make_trajectory
 from agentrl.exercises import exercise
 from agentrl.gradient import keep_only
-from agentrl.sampling import CachedReader, draw_tasks, sample_next
+from agentrl.sampling import CachedReader, copy_tasks, draw_tasks, sample_next
 from agentrl.tasks import infer_op, make_tasks, randomize_names
 from agentrl.tokenizer import OBS, OBS_END, build_tokenizer
 from agentrl.training import RLConfig, heldout_stats
@@ -111,6 +111,7 @@ for keep_obs in (None, 2, 1, 0):
 #@save
 def cut_head(ids, owner, turn, k, window):
     """View before call k: the prompt, and as many of the last whole turns as fit into `window` tokens."""
+    check_count('k', k, least=0)
     prompt = sum(when == -1 for when in turn)
     if check_count('window', window) < prompt:
         raise ValueError(f'window={window} does not hold the prompt; use at least {prompt}')
@@ -304,7 +305,8 @@ def with_samples(episode, first=0):
     """The trajectory of a finished ContextEpisode, with its calls from number `first` on as samples."""
     traj = make_trajectory(episode)
     samples = [call_sample(traj, k, episode.context) for k in range(first, traj.info['n_turns'])]
-    return ContextTrajectory(**vars(traj), samples=samples)
+    return ContextTrajectory(traj.ids, traj.action_mask, traj.logp, traj.reward, traj.info, traj.owner, traj.turn,
+                             traj.tok, samples)
 
 
 # %%
@@ -531,7 +533,7 @@ print('difference below 1e-12:', (per_call - whole).abs().max().item() < 1e-12)
 def context_groups(policy, tasks, tok, cfg, generator, env_factory=make_env, n=None,
                    context=CONTEXTS['full']):
     """`sample_groups` under a context policy: list of ContextTrajectory."""
-    copies = [task for task in tasks for _ in range(n or cfg.group_size)]
+    copies = copy_tasks(tasks, cfg.group_size if n is None else n)
     named = [randomize_names(task, generator) for task in copies] if cfg.fresh_names else copies
     envs = [env_factory(cfg) for _ in named]
     return context_rollout_batch(policy, envs, named, tok, cfg.max_turns, cfg.temperature, generator, context)

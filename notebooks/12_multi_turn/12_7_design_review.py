@@ -57,7 +57,8 @@ from agentrl.training import RLConfig, heldout_stats, train_rl
 # Read the plan slowly and write down every way in which a call at deployment differs from all calls in
 # training:
 #
-# 1. **The budget** is larger. The policy cannot see it, so at first nothing should change.
+# 1. **The budget** is larger. No text shows it, and its end is what no policy can see coming unless it learned
+#    to count to six; so at first nothing should change.
 # 2. **Late states**: turns 7 to 12, with histories and positions that training never reached.
 # 3. **Placeholders**: an old observation is an empty pair of brackets, which the policy never saw.
 # 4. **Forgetting**: what was read long ago, and is still needed, is gone.
@@ -184,7 +185,7 @@ def rehearsed_step(policy, tasks, tok, cfg, generator, env_factory=make_env, con
         policy, [task] * cfg.group_size, tok, cfg, generator, context, draw_history(generator))]
 
 
-@cached('review', 'base')
+@cached
 def train_review(context, starts, cfg, base_seed=0, steps=STEPS):
     """Train the RL base in one of VIEWS, behind histories of one of STARTS: dict of weights and history."""
     tok = build_tokenizer(make_tasks('all'))
@@ -212,7 +213,7 @@ def train_and_review(arm, seed=0, base_seed=0):
     return run | {'heldout': [review_row(policy, seed, *situation) for situation in SITUATIONS]}
 
 
-REVIEW = Study('review', REVIEW_ARMS, train_and_review, ('review', 'base'))
+REVIEW = Study('review', REVIEW_ARMS, train_and_review)
 
 # %% [markdown]
 # ## Exercise: isolate the shifts yourself

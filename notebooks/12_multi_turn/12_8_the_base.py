@@ -101,7 +101,7 @@ def measure_base(arm, seed=0, base_seed=0):
             | gradient_shares(policy, trajs[:16], tok)}
 
 
-BASE_STREAMS = Study('base_streams', BASE_ARMS, measure_base, ('base_streams', 'base'))
+BASE_STREAMS = Study('base_streams', BASE_ARMS, measure_base)
 
 # %%
 from agentrl.arms import run_study

@@ -262,7 +262,7 @@ def few_tasks(n):
     return choices[n]
 
 
-@cached('lagged', 'base')
+@cached
 def train_weighed(settings, seed, base_seed, evaluation):
     """Train the RL base under LAGGED with `settings` in place: history, and heldout (256 own episodes).
 

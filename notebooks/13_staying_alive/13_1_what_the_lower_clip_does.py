@@ -59,8 +59,8 @@ def train_lower_clip_arm(arm, seed=0, base_seed=0):
 
 
 FRESH_SEEDS = tuple(range(4, 12))
-LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)
-CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, ('lagged', 'base'), FRESH_SEEDS)
+LOWER_CLIP = Study('lower_clip', LOWER_CLIP_ARMS, train_lower_clip_arm, FRESH_SEEDS)
+CLIP_KNOBS = Study('clip_knobs', KNOB_ARMS, train_lower_clip_arm, FRESH_SEEDS)
 
 # %%
 import pandas as pd

@@ -354,6 +354,13 @@ save_figure(fig, '13_2_heat_map', drawn.loc[drawn['mask'], ['step', 'episode', '
 # begins. This is one run, chosen because it collapses: an illustration. What causes it is settled in [section
 # 13.1.2](13_1_what_the_lower_clip_does.ipynb).
 #
+# *The chain.* The public report names four links: loops that fail get negative advantages; these fall also on
+# tokens that good episodes share with them, the scaffold of every call; the floor makes a gradient where their
+# ratio has collapsed; and requests that nobody reads take the decoding away meanwhile. What is seen above fits
+# the first three, since tool names and the call's end are such shared tokens, and the lifted push sits where
+# the advantage is negative. Only the third is tested, in 13.1.2. That the *sharing* matters is not tested: it
+# would take a run in which shared tokens get no negative advantage.
+#
 # The idea of a per-token dump is that of pull request 2581 of radixark/miles.
 #
 # **Try it.** Give `train_lagged` the weighing `'low 0'` and run the analysis again: `lifted` is 0 in

@@ -487,7 +487,7 @@ STALENESS_ARMS = {
 }
 
 
-@cached('staleness', 'base')
+@cached
 def train_async(cfg, limits, base_seed, steps, evaluation):
     """Train the RL base asynchronously: dict of weights, history, heldout (of all tasks and of slow ones)."""
     from agentrl.quotas import run_virtual
@@ -507,7 +507,7 @@ def train_staleness_arm(arm, seed=0, base_seed=0):
     return train_async(RLConfig(seed=seed), AsyncConfig(**STALENESS_ARMS[arm]), base_seed, STEPS, EVALUATION)
 
 
-STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm, ('staleness', 'base'))
+STALENESS = Study('staleness', STALENESS_ARMS, train_staleness_arm)
 
 # %%
 from agentrl.arms import run_study

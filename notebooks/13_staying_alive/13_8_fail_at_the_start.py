@@ -34,14 +34,13 @@ import queue
 import re
 import socket
 import threading
-import time
 from dataclasses import dataclass, fields
 from unittest.mock import patch
 
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from agentrl.arms import train_and_label
+from agentrl.arms import train_and_label, worker_pool
 from agentrl.environment import check_count
 from agentrl.episodes import MAX_CALL_TOKENS
 
@@ -164,9 +163,11 @@ print('  `step % -1 == 0` would say:', [step for step in range(10) if step % -1 
 # %% [markdown]
 # ## Limits that fit into each other
 #
-# A turn has to fit into a session, and a session into the model's window. In the public run the limits went
-# from 16384 a turn in a session of 131072 to 8192 in 65536; whether a window holds them is arithmetic, and
-# needs no GPU.
+# A turn has to fit into a session, and a session into the model's window: that is arithmetic, and needs no GPU.
+# In the public run the limits went from 16384 a turn in a session of 131072 to 8192 in 65536. No window is
+# named there, and the old session ran, so no check on windows would have helped: the session length is what
+# context parallelism divides, and so what decides the memory of activations on each rank. The two settings
+# serve here as numbers, against an invented window of 65536 tokens.
 
 # %%
 #@save
@@ -299,7 +300,8 @@ print(launch_settings({'arms': ['default'], 'seeds': parse_numbers('seeds', '0-3
 # who needs the machine. Four rules: an error in one run is a result like another, reported with arm and
 # seed; a run is stored by the parent as soon as it ends; if a worker is killed, the runs that were under way,
 # which no one can tell from the killer, are tried once more, each alone, and who dies alone is the culprit;
-# and a worker goes when its parent is gone, so that a killed launcher leaves nobody who computes for nobody.
+# and a worker ends when its parent is gone (`worker_pool`, section 9.3), so that a killed launcher leaves nobody
+# who computes for nobody.
 
 # %%
 #@save
@@ -308,33 +310,15 @@ def worker_was_killed(error):
     return isinstance(error, TerminatedWorkerError) or type(error).__module__.startswith('ray.')
 
 
-def exit_with(parent):
-    """End this process a second after `parent` is gone, if it is a child of that process."""
-    def watch():
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    if os.getppid() == parent:
-        threading.Thread(target=watch, daemon=True).start()
-
-
-def train_for(parent, train, *run):
-    """What a worker does: `train_and_label`, for as long as its parent lives."""
-    exit_with(parent)
-    return train_and_label(train, *run)
-
-
 def start_workers(study, runs, jobs):
     """Yield (arm, base, seed, run or error text) as runs end, in worker processes of joblib's backend.
 
     Ray's backend gives nothing back before all have ended, so it gets a batch of `jobs` runs at a time.
     """
-    tasks = [joblib.delayed(train_for)(os.getpid(), study.train, *run) for run in runs]
+    tasks = [joblib.delayed(train_and_label)(study.train, *run) for run in runs]
     with patch.dict(os.environ, TQDM_DISABLE='1'):                      # one bar for all, none from workers
         if joblib.parallel.get_active_backend()[0].supports_return_generator:
-            yield from joblib.Parallel(jobs, return_as='generator_unordered', pre_dispatch='n_jobs',
-                                       batch_size=1)(tasks)
+            yield from worker_pool(jobs, pre_dispatch='n_jobs', batch_size=1)(tasks)
         else:
             for first in range(0, len(tasks), jobs):
                 yield from joblib.Parallel(jobs, batch_size=1)(tasks[first:first + jobs])
@@ -393,7 +377,7 @@ def train(arm, seed, base):
 
 folder = tempfile.TemporaryDirectory()
 broken_flag = f'{folder.name}/broken'
-DEMO = Study('demo', {'fine': {}, 'fails': {}, 'is killed': {}}, train, ('launch',))
+DEMO = Study('demo', {'fine': {}, 'fails': {}, 'is killed': {}}, train)
 
 # %%
 def sweep(place, seeds=(0, 1, 2)):
@@ -455,8 +439,12 @@ print(command('--study', 'grpo', '--arms', 'default', '--seeds', '0-2', '--bases
 #
 # Seven mistakes in one set of settings were told in one answer, before anything had started. A machine that
 # does not answer was given up after 0.3 seconds here, 3 by default, where the public run hung for 15.0
-# minutes without a word. Its old limits, 131072 tokens in a session, would not have fitted into a window of
-# 65536; its new ones do. Of nine runs seven were stored although one failed and one killed its worker; both
+# minutes without a word. There the head had chosen an address of its own by a default prefix, one that other
+# machines could not reach; to try it from the head itself, as `check_reachable` does, would have passed. So a
+# test of reach belongs on the workers, and the lesson of that run is another: no silent default for an
+# address. (Our launcher's `address=None` means this machine alone, and it says so; 127.0.0.1 and 0.0.0.0 pass
+# its check, too, and no worker elsewhere can use them.) The token check knows of a model's window only, not of
+# memory, which was that run's reason to halve its session. Of nine runs seven were stored although one failed and one killed its worker; both
 # were named with arm and seed. The resumed table was equal to an uninterrupted one. The public run's
 # direction (check first, with a bound, by name) is a matter of construction here, not of measurement.
 #

@@ -179,8 +179,10 @@ for name, given in (('wrong', rewards), ('right', bootstrapped(rewards, final_va
 
 # %% [markdown]
 # The wrong version tells a perfect agent that its last steps were worth −9. There is a case in which it is
-# right: a turn budget that is part of the task and visible in the state, such as the gym's, *is* an end, and
-# the return there is the reward and nothing more. Say which one you have by what you mark as truncated.
+# right: a turn budget that is part of the task *is* an end, and the return there is the reward and nothing
+# more. The agent should then see it. The gym's budget is such a rule, but its text does not say how many turns
+# are left (12.7.1): the policy can only count its own calls, and 12.7 has a wrapper that shows the number. Say
+# which one you have by what you mark as truncated.
 #
 # **The check** looks at the last kept token of each row. Its return is the last reward, plus γ times the
 # value after the cut if the row was truncated.

@@ -140,9 +140,13 @@ def check_group_spread(advantages, reward, group, action_mask=None, errors=None,
 
 
 # %%
+from functools import reduce
+from operator import add
+
 group = torch.tensor([0.95] + 7 * [0.35], dtype=torch.float64)
 same = torch.zeros(8)  # all in group 0
-equal = torch.tensor([-0.05 * 6, sum(6 * [-0.05])] * 4, dtype=torch.float64)
+added = reduce(add, 6 * [-0.05])  # `sum` rounds differently from Python 3.12 on
+equal = torch.tensor([-0.05 * 6, added] * 4, dtype=torch.float64)
 naive = (equal - equal.mean()) / equal.std()
 print('leave one out:', check_group_spread(leave_one_out_advantages(group), group, same))
 print('equal rewards:', check_group_spread(naive, equal, same))
