@@ -1,6 +1,6 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_doctor.py. Do not edit: change it there, then `make export`.
-# Body: 007e4eeef21a1262
-"""14.9.2 Diagnose a dump from the command line."""
+# Body: 79997af5655330a8
+"""14.9.3 Diagnose a dump from the command line."""
 
 import argparse
 import json
@@ -71,7 +71,7 @@ def diagnose_file(path):
     try:
         return diagnose(read_file(path))
     except Exception as error:
-        return Report([new_line('input', '14.9.2', 'red', 'this is not a batch', str(error))], 'none')
+        return Report([new_line('input', '14.9.3', 'red', 'this is not a batch', str(error))], 'none')
 
 
 # 14_faults/14_9_doctor, cell 4

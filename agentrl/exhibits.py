@@ -1,6 +1,6 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_exhibits.py. Do not edit: change it there, then `make export`.
-# Body: 5a9f1309fdccd2f3
-"""14.9.1 Put every fault into a healthy batch."""
+# Body: 0682f90840dc028f
+"""14.9.4 Put every fault into a healthy batch."""
 
 import torch
 

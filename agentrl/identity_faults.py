@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_3_identity.py. Do not edit: change it there, then `make export`.
-# Body: 4d98bd0f758de97c
+# Body: 87e2d562f9bc1906
 """14.3 Train each token once, as it was sampled, where it was sampled."""
 
 import torch
@@ -78,13 +78,16 @@ def check_call_contexts(ids, action_mask, contexts, attention_mask=None):
 
 
 # 14_faults/14_3_identity, cell 9
-def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0):
-    """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding."""
+def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0, share=1e-3):
+    """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding.
+
+    A `share` of them may be further apart; in a batch of fewer than 1 / share tokens none may.
+    """
     if not same_weights:
         return None
     gap = (train_logp - logp).abs().where(action_mask.bool(), 0.0)
     wrong = gap > max_gap
-    if not wrong.any():
+    if int(wrong.sum()) <= share * int(action_mask.bool().sum()):
         return None
     return Finding(
         'trainer and engine disagree before any update',

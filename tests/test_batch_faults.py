@@ -10,6 +10,7 @@ from agentrl.batch_faults import (
     check_left_padding,
     check_log_prob_range,
     check_positions,
+    check_raised_weights,
     check_reference,
     check_sampler_gap,
     check_silent,
@@ -80,6 +81,31 @@ def test_floors_and_missing_caps():
     assert check_weight_range(log_ratio.exp().clamp(max=2.0), log_ratio, zero, MASK) is None
     assert "lower clip" in check_weight_range(log_ratio.exp().clamp(0.5, 2), log_ratio, zero, MASK).fault
     assert "cap" in check_weight_range(log_ratio.exp(), log_ratio, zero, MASK).fault
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_weights_of_rows_are_judged_by_their_rows(kind):
+    per_token = (torch.linspace(-3, 3, 16).double() / (8 if kind == "sum" else 1))[:, None].expand(16, 8)
+    noise = torch.linspace(-0.3, 0.3, 8).double()  # its sum is 0
+    log_ratio = per_token + noise
+    ratio = (log_ratio.sum(1) if kind == "sum" else log_ratio.mean(1)).exp()[:, None].expand(16, 8)
+    zero = 0 * log_ratio
+    for right in (ratio, ratio.clamp(max=2.0), ratio / ratio.mean()):
+        assert check_weight_range(right, log_ratio, zero, MASK, cap=100.0) is None
+        assert check_raised_weights(right, log_ratio, zero, MASK) is None
+    assert "lower clip" in check_weight_range(ratio.clamp(0.5, 2.0), log_ratio, zero, MASK).fault
+
+
+def test_twins_are_weighed_by_the_size_of_the_batch():
+    ids = torch.arange(16 * 9).view(16, 9)
+    ids[1] = ids[0]
+    per_token = -1.6  # exp(-12.8) for a row
+    assert check_twins(ids, GROUP, MASK, torch.full((16, 8), per_token).double()).row == 1
+    many = [x.repeat(64, 1) for x in (ids + 1000 * torch.arange(1, 2), MASK)]
+    group = torch.arange(16 * 64) // 4
+    distinct = many[0] + torch.arange(16 * 64)[:, None] * (torch.arange(16 * 64)[:, None] > 1) * 1000
+    assert check_twins(distinct, group, many[1], torch.full((1024, 8), per_token).double()).row == 1
+    assert check_twins(distinct, group, many[1], torch.full((1024, 8), -1.4).double()) is None
 
 
 def test_runs_are_counted():

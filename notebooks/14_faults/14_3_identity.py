@@ -213,18 +213,22 @@ print('ours:', check_call_contexts(ids, mask, [[first, before.tolist()]]) or 'no
 # Who has neither engine ids nor contexts still has two log-probabilities of every token: the engine's and
 # the trainer's, computed with the *same* weights. They differ in the last digits of low-precision arithmetic,
 # not by a factor of e. A few tokens that do are ids or contexts that are not what was sampled, or another
-# temperature (8.4).
+# temperature (8.4). One token in some thousands is no sign of it: where kernels differ, a rare token of small
+# probability may be off by more than that in a healthy run, so that up to one in a thousand is let pass.
 
 
 # %%
 #@save
-def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0):
-    """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding."""
+def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0, share=1e-3):
+    """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding.
+
+    A `share` of them may be further apart; in a batch of fewer than 1 / share tokens none may.
+    """
     if not same_weights:
         return None
     gap = (train_logp - logp).abs().where(action_mask.bool(), 0.0)
     wrong = gap > max_gap
-    if not wrong.any():
+    if int(wrong.sum()) <= share * int(action_mask.bool().sum()):
         return None
     return Finding(
         'trainer and engine disagree before any update',

@@ -25,6 +25,8 @@
 
 # %%
 #@save batch_faults
+import math
+
 import torch
 
 from agentrl.gradient import keep_only
@@ -269,11 +271,13 @@ def check_engine_zeros(logp, train_logp, action_mask, shortest=2):
 # %%
 #@save
 def check_twins(ids, group, action_mask, logp):
-    """No two rows of a group were sampled alike by less than one chance in a thousand, or a Finding."""
+    """No two rows of a group were sampled alike, by less than one chance in a thousand for the batch; or a Finding."""
+    largest = int(group_sizes(group).max()) if len(group) else 1
+    rare = math.log(1e-3 / max(1, len(ids) * (largest - 1)))  # each row may equal each other of its group
     seen, total = {}, keep_only(logp, action_mask).sum(1)
     for row, keep in enumerate(action_mask):
         key = (int(group[row]), ids[row, 1:][keep].numpy().tobytes())
-        if keep.any() and key in seen and total[row] < -14:
+        if keep.any() and key in seen and total[row] < rare:
             return Finding('identical responses in a group',
                            f'rows {seen[key]} and {row}, of probability exp({float(total[row]):.3g})', row)
         seen.setdefault(key, row)
@@ -328,34 +332,59 @@ def check_positions(position_ids, attention_mask):
 # %% [markdown]
 # ## Importance weights
 #
-# A weight is its ratio, capped above, maybe times one factor for the batch, maybe rounded to 8 bits. A floor shows as many weights of one value
-# above their ratios; a missing cap as a weight beyond any cap in use.
+# A weight is its ratio, capped above, maybe times one factor for the batch, maybe rounded to 8 bits. The ratio is that of
+# a token or, where a row has one weight, that of the row (14.6). A floor shows as many weights of one value above their
+# ratios, a missing cap as a weight beyond any cap in use.
+
+# %%
+#@save
+def row_weights(weights, log_ratio, action_mask):
+    """Weight and ratio of each row, both [B, 1], where rows have one weight each; None where tokens differ.
+
+    The ratio is the mean or the sum of the row's log-ratios (14.6), whichever is nearer to the weights.
+    """
+    row, used = row_advantages(weights, action_mask), action_mask.any(1)
+    if keep_only(weights - row[:, None], action_mask).abs().max() > 1e-6 or row[used].max() == row[used].min():
+        return None
+    total = keep_only(log_ratio, action_mask).sum(1)
+    kinds = (total / action_mask.sum(1).clamp(min=1)).exp(), total.exp()
+    ratio = min(kinds, key=lambda kind: float((row - kind)[used].abs().median()))
+    return row[:, None], ratio[:, None]
+
+
+def raised_by_floor(weights, ratio, action_mask, least=3):
+    """Many weights [B, N] that are all the lowest, though their ratios differ and lie below; a Finding or None."""
+    w, r = weights[action_mask], ratio[action_mask]
+    lowest = w.min()
+    pile = (w - lowest).abs() <= 1e-6 * lowest.abs()
+    if lowest <= 0 or int(pile.sum()) < least or r[pile].max() / r[pile].min() < 1.05:
+        return None
+    if r[pile].min() > 0.97 * lowest or lowest > 0.999 * w.max():  # near its ratio, or all alike
+        return None
+    place = first_place(action_mask & (weights - lowest <= 1e-6) & (ratio < lowest))
+    return Finding('a lower clip revives collapsed ratios',
+                   f'{int(pile.sum())} weights are {float(lowest):.3g}, their ratios from {float(r[pile].min()):.2g}', **place)
+
 
 # %%
 #@save
 def check_weight_range(weights, train_logp, logp, action_mask, cap=20.0):
-    """Token weights [B, T-1] have no floor, and a cap where ratios need one, or a Finding."""
-    w, ratio = weights[action_mask], (train_logp - logp)[action_mask].exp()
-    if len(w) and w.max() > cap:
+    """Importance weights [B, T-1], of tokens or of rows, have no floor, and a cap where ratios need one; or a Finding."""
+    if not action_mask.any():
+        return None
+    w, log_ratio = weights[action_mask], train_logp - logp
+    if w.max() > cap:
         place = first_place(action_mask & (weights == w.max()))
         return Finding('importance weights without a cap', f'the largest is {float(w.max()):.3g}', **place)
-    if len(w) < 16:
-        return None
-    lowest = w.min()
-    pile = (w - lowest).abs() <= 1e-6 * lowest.abs()
-    if lowest <= 0 or int(pile.sum()) < 3 or ratio[pile].max() / ratio[pile].min() < 1.05:
-        return None
-    if ratio[pile].min() > 0.97 * lowest or lowest > 0.999 * w.max():  # all alike: weights of rows or 1
-        return None
-    place = first_place(action_mask & (weights - lowest <= 1e-6) & ((train_logp - logp).exp() < lowest))
-    return Finding('a lower clip revives collapsed ratios',
-                   f'{int(pile.sum())} weights are {float(lowest):.3g}, their ratios from {float(ratio[pile].min()):.2g}', **place)
+    if rows := row_weights(weights, log_ratio, action_mask):
+        return raised_by_floor(*rows, action_mask.any(1, keepdim=True))
+    return raised_by_floor(weights, log_ratio.exp(), action_mask) if len(w) >= 16 else None
 
 
 # %% [markdown]
-# Two checks of the museum are too strict for other trainers. Log-probabilities outside the mask are no fault while most kept
-# tokens have one and no shift of the mask would fit better: some engines score what tools wrote, some fill with -1, some runs train the last turn alone. And weights may be those of rows, or
-# divided by their mean, or rounded.
+# Two checks of the museum are too strict for other trainers. Log-probabilities outside the mask are no fault while
+# most kept tokens have one and no shift of the mask would fit better: some engines score what tools wrote, some fill
+# with -1, and some runs train the last turn alone. Weights may be those of rows, or divided by their mean, or rounded.
 
 # %%
 #@save
@@ -370,11 +399,13 @@ def check_scored_tokens(action_mask, logp):
 
 
 def check_raised_weights(weights, train_logp, logp, action_mask, precision=1e-6):
-    """As check_lower_clip (14.6), up to one factor for all weights [B, T-1] and rounding; or a Finding."""
-    w, ratio = weights[action_mask], (train_logp - logp)[action_mask].exp()
-    row_wise = keep_only(weights - row_advantages(weights, action_mask)[:, None], action_mask).abs().max() < 1e-6
-    if not len(w) or row_wise and w.max() > w.min():
+    """As check_lower_clip (14.6), up to one factor for all weights [B, T-1] and rounding; or a Finding.
+
+    Weights of rows have their floor looked for in check_weight_range.
+    """
+    if not action_mask.any() or row_weights(weights, train_logp - logp, action_mask):
         return None
+    w, ratio = weights[action_mask], (train_logp - logp)[action_mask].exp()
     factor = max(1.0, float((w / ratio.clamp(min=1e-30)).median()))
     return check_lower_clip(weights / factor / (1 + 8 * precision), train_logp, logp, action_mask)
 

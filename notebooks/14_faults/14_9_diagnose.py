@@ -17,22 +17,19 @@
 #
 # The checks of this chapter in one call. `diagnose` takes the tensors that you can dump from a training
 # step, runs every check for which they suffice, and says of the others what they would need. We try it on
-# batches of the book's own trainer, on each exhibit's wrong version, and on tensors laid out as TRL and
-# verl document them. At the end hangs the plan of the museum: from a symptom to the section that explains
-# it.
+# batches of the book's own trainer and on tensors laid out as TRL and verl document them. 14.9.3 makes it a command,
+# 14.9.4 gives it each exhibit's wrong version, and 14.9.5 leads from a symptom to the section that explains it.
 #
-# **Time** 40 min. **Assumes** [14.1](14_1_masks.ipynb) to [14.9.0](14_9_0_batch.ipynb). **Afterwards you can**
+# **Time** 25 min. **Assumes** [14.1](14_1_masks.ipynb) to [14.9.2](14_9_2_layouts.ipynb). **Afterwards you can**
 # hand one step of your own trainer to every check, read what is red, and supply what the others lack.
 
 # %%
 #@save diagnosis
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 
 import torch
-import torch.nn.functional as F
 
 from agentrl import (
     batch_faults,
@@ -47,218 +44,9 @@ from agentrl import (
 )
 from agentrl.aggregation import loss_weights
 from agentrl.batch_faults import IN_GROUPS
+from agentrl.batch_fields import ALL_FIELDS, read_batch, rounding_of, with_guess
 from agentrl.credit import outcome_rewards, returns_to_go
-
-# %% [markdown]
-# ## What a batch may hold
-#
-# The names are those of the checks' arguments, so that a check finds its inputs by itself. The book's layout
-# has T tokens and T−1 columns, column t speaking of token t+1. Padding may be left or right.
-
-# %%
-#@save
-BATCH_FIELDS = {
-    'tokens': {
-        'ids': 'token ids', 'owner': 'who wrote each (OWNER of 5.2, -1: padding)',
-        'turn': 'call number, -1: none', 'attention_mask': '0 on padding',
-        'position_ids': 'from 0 at the first token of a text', 'given_ids': 'prompts and responses, side by side',
-    },
-    'columns': {
-        'action_mask': '1 where the predicted token is trained', 'advantages': 'also one a row',
-        'logp': "the engine's log-prob, 0 where it did not sample", 'ref_logp': 'of the reference policy',
-        'train_logp': "the trainer's log-prob before the update",
-        'rewards': 'token rewards as the environment paid them', 'values': 'of the critic',
-        'returns': 'what the critic is fitted to; without a critic, rewards to go',
-        'weights': 'token importance weights', 'token_weights': 'from effective_weights (14.7)',
-    },
-    'rows': {
-        'reward': 'of the episode', 'group': 'a code for each prompt', 'episode': 'a code for each episode',
-        'truncated': 'cut by a limit that the agent does not see',
-        'final_value': "the critic's value after the cut",
-        'sequence_weights': 'importance weights of rows',
-    },
-    'lists': {
-        'errors': 'None, or what went wrong, a row', 'retries': 'how often a row was tried again',
-        'sampled_ids': 'ids that the engine returned, a row', 'contexts': 'ids it was given, a call of a row',
-        'key': 'what names a row in every run', 'rerun_key': 'the keys of rerun_ids',
-    },
-    'others': {
-        'calls': 'a table with a line a call (14.4)', 'rerun_ids': 'ids of a second run with the same seed',
-        'gamma': 'discount', 'lam': 'of GAE', 'loss_agg': 'token_mean, ... (6.2)',
-        'sequence_kind': 'sum or mean (14.6)', 'weight_cap': 'upper clip of sequence weights',
-        'same_weights': 'are train_logp and logp of the same weights?',
-        'estimator': 'grpo, rloo, gae, ... (14.9.0)', 'precision': 'relative rounding of the numbers, by their dtype',
-    },
-}
-ALL_FIELDS = tuple(name for names in BATCH_FIELDS.values() for name in names)
-MASKS_OF_01 = ('action_mask', 'attention_mask', 'truncated')
-LABELS = ('group', 'episode')
-
-# %% [markdown]
-# ## Reading it, or refusing to
-#
-# A sick run is the most likely one to hold a NaN, so no input may cost the report. Shapes, masks and numbers are
-# looked at first; a field that cannot be used is a red line, with its name, the place and what is allowed,
-# and the checks that need it say so. Other unknown names are listed in the report and ignored, with a guess
-# where one looks like a slip.
-
-# %%
-#@save
-class UnusableField(ValueError):
-    """A field that no check can use: what is wrong, and the first row and column at which it shows."""
-
-    def __init__(self, message, place=()):
-        super().__init__(message)
-        self.row, self.column = (*place, None, None)[:2]
-
-
-# %%
-#@save
-def shape_of(name, ids_shape, kind):
-    """The shape that a field must have, given that of ids (or of action_mask, plus a column)."""
-    n_rows, width = ids_shape
-    return {'tokens': (n_rows, width), 'columns': (n_rows, width - 1), 'rows': (n_rows,)}[kind]
-
-
-# %%
-#@save
-def plain_tensor(name, value):
-    """An array, list or jagged tensor as a tensor on the CPU, jagged rows padded with 0 at the right."""
-    try:
-        if torch.is_tensor(value) and value.is_nested:
-            return torch.nn.utils.rnn.pad_sequence([row.detach().cpu() for row in value.unbind()], True)
-        tensor = torch.as_tensor(value).detach().cpu()
-    except Exception as error:
-        raise UnusableField(f'{name} is not an array: {error}') from error
-    if tensor.is_complex() or tensor.is_sparse or tensor.is_quantized:
-        raise UnusableField(f'{name} is {tensor.dtype}, {tensor.layout}; allowed: dense real numbers')
-    return tensor
-
-
-# %%
-#@save
-def read_field(name, value, shape, others=()):
-    """One array as a tensor of this shape, or one of `others`; UnusableField for anything else."""
-    tensor = plain_tensor(name, value)
-    if tuple(tensor.shape) not in (shape, *others):
-        allowed = ' or '.join(str(list(s)) for s in (shape, *others))
-        raise UnusableField(f'{name} has shape {list(tensor.shape)}; allowed: {allowed}')
-    if name not in MASKS_OF_01:
-        return tensor
-    if (strange := (tensor != 0) & (tensor != 1)).any():
-        at = strange.nonzero()[0].tolist()
-        raise UnusableField(
-            f'{name} holds {tensor[tuple(at)].item()} at {at}; a mask holds 0 and 1 (or False and True)', at
-        )
-    return tensor.bool()
-
-
-# %%
-#@save
-def check_finite(name, tensor, where):
-    """UnusableField unless `tensor` is finite where `where` is set."""
-    bad = ~tensor.isfinite() & where
-    if bad.any():
-        at = bad.nonzero()[0].tolist()
-        raise UnusableField(
-            f'{name} is {tensor[tuple(at)].item()} at {at} and {int(bad.sum())} places in all; what is used must be '
-            'finite. If this row failed, say so in errors', at
-        )
-
-
-# %%
-#@save
-def codes(labels):
-    """Labels of any kind, one a row, as numbers."""
-    labels = [str(label) for label in (labels.tolist() if hasattr(labels, 'tolist') else labels)]
-    number = {label: n for n, label in enumerate(dict.fromkeys(labels))}
-    return [number[label] for label in labels]
-
-
-# %%
-#@save
-def read_one(name, kind, value, read):
-    """A field as checks take it, given those already read; UnusableField says why it cannot be."""
-    mask = read['action_mask']  # bool [B, T-1]
-    ids_shape = (mask.shape[0], mask.shape[1] + 1)
-    if kind == 'lists' and name != 'rerun_key' and len(value) != len(mask):
-        raise UnusableField(f'{name} has {len(value)} entries; allowed: {len(mask)}, one a row')
-    if name == 'loss_agg':
-        return str(value).replace('-', '_')  # verl writes token-mean
-    if name == 'rerun_ids':
-        return plain_tensor(name, value)
-    needed = cut_faults.CALL_FIELDS
-    if name == 'calls' and (missing := [field for field in needed if field not in value]):
-        raise UnusableField(f'calls lacks {", ".join(missing)}; it needs {", ".join(needed)}, and may have row')
-    if kind not in ('tokens', 'columns', 'rows'):
-        return value
-    others = [ids_shape[:1]] if name == 'advantages' else []
-    tensor = read_field(name, codes(value) if name in LABELS else value, shape_of(name, ids_shape, kind), others)
-    if not tensor.is_floating_point():
-        whole = name in LABELS or kind == 'tokens' or name in MASKS_OF_01
-        return tensor if whole else tensor.double()
-    healthy = torch.tensor([error is None for error in read.get('errors', [None] * len(mask))], dtype=torch.bool)
-    where = healthy if tensor.dim() == 1 else healthy[:, None]
-    check_finite(name, tensor, mask & where if tensor.shape == mask.shape else where)
-    return tensor.double().nan_to_num(0.0, 0.0, 0.0)
-
-
-# %%
-#@save
-def read_mask(batch):
-    """action_mask as bool [B, T-1]; UnusableField if there is none that can be used."""
-    if batch.get('action_mask') is None:
-        raise UnusableField(
-            'a batch needs action_mask [B, T-1]; give it, or a batch of TRL or verl (from_trl, from_verl); '
-            f'given: {", ".join(map(str, list(batch)[:20])) or "nothing"}'
-        )
-    mask = plain_tensor('action_mask', batch['action_mask'])
-    if mask.dim() != 2 or not mask.numel():
-        raise UnusableField(f'action_mask has shape {list(mask.shape)}; allowed: [B, T-1], neither of them 0')
-    return read_field('action_mask', mask, tuple(mask.shape))
-
-
-# %%
-#@save
-def read_batch(batch):
-    """Known fields of a mapping in the book's layout, as checks take them; unknown names; problems by field.
-
-    A problem is an UnusableField. Without a mask nothing else can be read.
-    """
-    kinds = {name: kind for kind, names in BATCH_FIELDS.items() for name in names}
-    unknown = [str(name) for name in batch if name not in kinds]
-    read, problems = {}, {}
-    try:
-        read['action_mask'] = read_mask(batch)
-    except UnusableField as error:
-        return {}, unknown, {'action_mask': error}
-    for name in sorted(kinds, key=lambda name: name != 'errors'):  # what failed need not be finite
-        if name in read or batch.get(name) is None:
-            continue
-        try:
-            read[name] = read_one(name, kinds[name], batch[name], read)
-        except UnusableField as error:
-            problems[name] = error
-        except Exception as error:
-            problems[name] = UnusableField(f'{name} cannot be read: {type(error).__name__}: {error}')
-    return read, unknown, problems
-
-
-def with_guess(name, known=ALL_FIELDS):
-    """An unknown name, with the field that it may be meant for."""
-    close = get_close_matches(name, known, n=1, cutoff=0.85)
-    return f'{name} (did you mean {close[0]}?)' if close else name
-
-
-# %%
-for bad in (
-    {'action_mask': [[0, -1]]},
-    {'action_mask': [[0, 1]], 'reward': [1.0, 2.0]},
-    {'action_mask': [[1, 1]], 'logp': [[-0.5, float('nan')]]},
-    {'ids': [[1, 2]]},
-):
-    print(*read_batch(bad)[2].values())
-print(with_guess('adventages'))
+from agentrl.layouts import read_layout
 
 # %% [markdown]
 # ## The list of checks
@@ -449,28 +237,6 @@ def run_check(check, read, results, problems=()):
         return new_line(check.name, check.section, 'green')
     return new_line(check.name, check.section, check.result, **asdict(found))
 
-
-# %%
-#@save
-HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-
-
-# %%
-#@save
-def rounding_of(fields):
-    """Relative rounding of the coarsest log-probs, values, weights or advantages, by dtype or by their digits."""
-    worst = 1e-6
-    for name in ('advantages', 'logp', 'train_logp', 'values', 'weights', 'returns'):
-        x = fields.get(name)
-        if torch.is_tensor(x) and x.is_floating_point() and not x.is_nested and x.layout == torch.strided:
-            x = x.detach().flatten()[:: max(1, x.numel() // 200_000)].cpu()  # a sample is enough
-            x = x[x != 0]
-            for dtype, eps in HALF.items():
-                if x.dtype == dtype or x.unique().numel() > 8 and (x.to(dtype).to(x.dtype) == x).all():
-                    worst = max(worst, eps)
-    return worst
-
-
 # %%
 #@save
 def diagnose(batch, **more):
@@ -485,12 +251,12 @@ def diagnose(batch, **more):
         fields = fields | more
     except Exception as error:
         evidence = f'{type(batch).__name__}: {str(error)[:200]}; allowed: a mapping of names to arrays'
-        return Report([new_line('input', '14.9', 'red', 'this is not a batch', evidence)], 'none')
+        return Report([new_line('input', '14.9.2', 'red', 'this is not a batch', evidence)], 'none')
     read, unknown, problems = read_batch(fields)
     report, results = Report(layout=layout if read else 'none', unused=[with_guess(name) for name in unknown]), {}
     for name, error in problems.items():
         report.lines.append(
-            new_line(name, '14.9', 'red', 'a field cannot be used', str(error), error.row, error.column)
+            new_line(name, '14.9.1', 'red', 'a field cannot be used', str(error), error.row, error.column)
         )
     read = {'precision': rounding_of(fields)} | read if read else {}
     declared = batch_faults.name_estimator(read) if read else None
@@ -500,123 +266,6 @@ def diagnose(batch, **more):
         results[check.name] = line['result']
         report.lines.append(line)
     return report
-
-
-# %% [markdown]
-# ## Other layouts
-#
-# TRL's GRPOTrainer keeps prompts (padded at the left) and completions (at the right) apart;
-# `completion_mask` is 1 up to the end, and `tool_mask`, if there are tools, 0 on what they wrote. verl's
-# agent loop documents `responses` with tool tokens among them and `response_mask`, 1 for generated tokens,
-# 0 for observations and padding. In both, response column c is token P + c, so it belongs into our column P
-# + c − 1. verl's `returns` are taken over only with a critic's `values`: without one they hold advantages.
-
-
-# %%
-#@save
-TRL_NAMES = ('prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask', 'tool_mask',
-             'old_per_token_logps', 'sampling_per_token_logps', 'ref_per_token_logps',
-             'importance_sampling_ratio', 'num_items_in_batch')
-TRL_COLUMNS = {
-    'train_logp': 'old_per_token_logps', 'logp': 'sampling_per_token_logps', 'ref_logp': 'ref_per_token_logps',
-    'weights': 'importance_sampling_ratio',
-}
-
-
-# %%
-#@save
-def from_trl(batch):
-    """Fields of a batch of TRL's GRPOTrainer (prompt_ids, completion_ids, ...) in the book's layout."""
-    prompt, completion = (torch.as_tensor(batch[name]) for name in ('prompt_ids', 'completion_ids'))
-    keep = torch.as_tensor(batch['completion_mask'])
-    prompt_mask = torch.as_tensor(batch.get('prompt_mask', torch.ones_like(prompt)))
-    if keep.shape != completion.shape or prompt_mask.shape != prompt.shape:
-        raise ValueError(
-            f'completion_ids {list(completion.shape)} and completion_mask {list(keep.shape)}, prompt_ids '
-            f'{list(prompt.shape)} and prompt_mask {list(prompt_mask.shape)} must agree'
-        )
-    tools = (
-        torch.as_tensor(batch['tool_mask']) if batch.get('tool_mask') is not None else torch.ones_like(keep)
-    )
-
-    def place(x):
-        return F.pad(torch.as_tensor(x), (prompt.shape[1] - 1, 0))  # [B, C] -> [B, P+C-1]
-
-    fields = {
-        'ids': torch.cat([prompt, completion], 1),
-        'action_mask': place(keep * tools),
-        'attention_mask': torch.cat([prompt_mask, keep], 1),
-    }
-    for ours, theirs in TRL_COLUMNS.items():
-        if batch.get(theirs) is not None and (x := torch.as_tensor(batch[theirs])).shape == completion.shape:
-            fields[ours] = place(x)
-    if batch.get('advantages') is not None:
-        a = torch.as_tensor(batch['advantages'])
-        fields['advantages'] = a if a.dim() == 1 else place(a)
-    return fields
-
-
-# %%
-#@save
-VERL_COLUMNS = {
-    'response_mask': 'action_mask',
-    'old_log_probs': 'train_logp',
-    'rollout_log_probs': 'logp',
-    'ref_log_prob': 'ref_logp',
-    'rollout_is_weights': 'weights',
-    'advantages': 'advantages',
-    'token_level_rewards': 'rewards',
-    'values': 'values',
-    'returns': 'returns',
-}
-VERL_NAMES = ('prompts', 'responses', 'input_ids', 'position_ids', 'uid', 'token_level_scores', *VERL_COLUMNS)
-
-
-# %%
-#@save
-def from_verl(batch):
-    """Fields of a verl batch (responses, response_mask, ...; a mapping or DataProto) in the book's layout."""
-    if hasattr(batch, 'batch'):
-        batch = dict(batch.batch.items()) | dict(getattr(batch, 'non_tensor_batch', {}))
-    ids, responses = torch.as_tensor(batch['input_ids']), torch.as_tensor(batch['responses'])
-    if ids.shape[0] != responses.shape[0] or (n_prompt := ids.shape[1] - responses.shape[1]) < 1:
-        raise ValueError(
-            f'input_ids {list(ids.shape)} must be a prompt and the responses {list(responses.shape)}'
-        )
-    fields = {'ids': ids, 'attention_mask': batch.get('attention_mask')}
-    if (position := batch.get('position_ids')) is not None and torch.as_tensor(position).dim() == 2:
-        fields['position_ids'] = position  # with images there are three numbers a token
-    if (prompts := batch.get('prompts')) is not None:
-        fields['given_ids'] = torch.cat([torch.as_tensor(prompts), responses], 1)
-    if batch.get('token_level_rewards') is not None:
-        fields['reward'] = torch.as_tensor(batch['token_level_rewards']).double().sum(1)
-    for theirs, ours in VERL_COLUMNS.items():
-        if batch.get(theirs) is not None and not (theirs == 'returns' and batch.get('values') is None):
-            column = torch.as_tensor(batch[theirs])
-            if column.shape != responses.shape:
-                raise ValueError(
-                    f'{theirs} has shape {list(column.shape)}; allowed: {list(responses.shape)}, as responses'
-                )
-            fields[ours] = F.pad(column, (n_prompt - 1, 0))  # [B, R] -> [B, P+R-1]
-    if batch.get('uid') is not None:
-        fields['group'] = torch.tensor(codes(batch['uid']))
-    return fields
-
-
-# %%
-#@save
-def read_layout(batch):
-    """The layout of a batch by its names, and its fields in the book's layout."""
-    inner = dict(batch.batch.items()) if hasattr(batch, 'batch') and not isinstance(batch, Mapping) else batch
-    if 'completion_ids' in inner:
-        more = {k: v for k, v in batch.items() if k not in (*TRL_NAMES, 'advantages')}
-        return 'TRL', from_trl(batch) | more
-    if 'response_mask' in inner and 'responses' in inner:
-        known = (*VERL_NAMES, 'attention_mask')
-        more = {k: v for k, v in batch.items() if k not in known} if inner is batch else {}
-        return 'verl', from_verl(batch) | more
-    return 'book', dict(batch)
-
 
 # %% [markdown]
 # ## Our own trainer
@@ -739,102 +388,12 @@ late[0, 5] = 1.0
 print(diagnose(verl | {'token_level_rewards': late}, same_weights=True))
 
 # %% [markdown]
-# ## From a symptom to its mechanism
-#
-# The plan of the museum, and of the rest of the book as far as it explains why runs get sick. It is data,
-# so that the README and the site can draw it.
-
-
-# %%
-#@save
-def symptoms(text):
-    """Lines `symptom | mechanism | section` as a tuple of dicts."""
-    lines = (line.split('|') for line in text.strip().splitlines())
-    return tuple({'symptom': a.strip(), 'mechanism': b.strip(), 'section': c.strip()} for a, b, c in lines)
-
-
-CURVES = symptoms("""
-    reward rises, pass rate falls | the reward can be had without the task: a shortcut | 9.4
-    reward rises, pass rate falls | the reward pays for something else than was wanted | 4.2
-    KL explodes after a long calm | a lower clip revives collapsed ratios | 14.6
-    KL explodes after a long calm | the same clip, measured in training, and its remedies | 13.1
-    ratios far from 1 before any update | ids or contexts are not those that were sampled | 14.3
-    ratios far from 1 before any update | tokens encoded again from text | 5.4
-    ratios far from 1 before any update | scored at another temperature | 8.4
-    a rare step with a huge gradient | rounding divided by rounding in a group | 14.5
-    healthy loss, nothing is learned | the mask is inverted or shifted | 14.1
-    most groups teach nothing | all pass or all fail | 9.1
-    the gradient shrinks when many episodes are cut | the denominator counts dropped tokens | 14.7
-    long episodes hardly train, or all are capped | a sum of log-ratios taken for a mean | 14.6
-    values too low near a time limit | timeouts taken for terminations | 14.4
-""")
-
-# %%
-#@save
-BEHAVIOUR = symptoms("""
-    the agent starts to write observations | the mask lets the environment in | 12.1
-    the agent does not end its calls | the end of a call is left out of the mask | 6.1
-    the first calls learn slowly, the more the tools say | GAE decays across observations | 14.2
-    only the last call is learned | returns start anew at observations | 14.2
-    episodes that end with an observation teach nothing | the reward is where the mask is not | 14.2
-    credit is noisy or late | token, call or episode: three kinds of credit | 12.2
-    mediocre episodes are reinforced on bad days | errors counted as reward 0 | 14.5
-    the size of a penalty makes no difference | the group deviation divides it out | 9.6
-    the agent gives up early | calls cost more than they bring | 12.3
-    malformed calls stay | they have no price | 12.5
-    malformed calls rise with the length of answers | cut calls scored as malformed | 14.4
-    calls that nobody would make | cut calls executed | 14.4
-    long episodes take over | an episode votes as often as it has samples | 14.7
-    one kind of task takes over | tokens, not episodes, decide the share of the loss | 12.6
-    some calls of an episode are over-trained | a shared prefix is trained on every branch | 14.3
-""")
-
-# %%
-#@save
-OPERATIONS = symptoms("""
-    another micro-batch size, another result | means of pieces, not of the batch | 14.7
-    another micro-batch size, another result | weights before the split: the cure | 6.2
-    results depend on the length of other rows | padding in the loss | 14.1
-    the same seed gives another run | rows share a generator, or depend on their neighbours | 14.8
-    the same seed gives another run | a sampler whose rows own their uniforms | 5.3
-    the same seed gives another run | rewards timed by the clock, on a busy machine | 4.1
-    rollouts are missing | malformed arguments raise | 14.8
-    whole groups vanish under load | a quota message taken as fatal | 14.8
-    whole groups vanish under load | quotas, back-off and the survival of groups | 13.6
-    decoding is busy, samples are few | retries that leave zombies behind | 13.3
-    slow tasks disappear from training | staleness limits favour fast ones | 13.7
-""")
-SYMPTOMS = CURVES + BEHAVIOUR + OPERATIONS
-
-# %%
-pd.DataFrame(SYMPTOMS).set_index('symptom')
-
-# %% [markdown]
-# The README, the start page and [Start here](../00_start_here/00_0_start_here.ipynb) show it with links to the
-# sections, a row a symptom.
-
-# %%
-#@save
-def symptom_table(links, rows=SYMPTOMS):
-    """The list as a Markdown table, a row a symptom; links: {'14.9': a Markdown link} for each section."""
-    causes = {}
-    for row in rows:
-        causes.setdefault(row['symptom'], []).append(f'{row["mechanism"]} ({links[row["section"]]})')
-    head = ['| symptom | what may be behind it |', '|---|---|']
-    return '\n'.join(head + [f'| {symptom} | {"; ".join(found)} |' for symptom, found in causes.items()])
-
-
-# %%
-print(symptom_table({row['section']: row['section'] for row in SYMPTOMS}, SYMPTOMS[:4]))
-
-# %% [markdown]
 # ## What was seen
 #
 # On a dump of the book's own trainer no check was red; with the mask one column early one was
 # red and named it, and those that need the mask waited. A batch in TRL's layout without its `tool_mask` was
 # caught by the engine's zeros, one in verl's by a reward that stood where nothing is trained. What a batch
-# does not contain is listed as not run: a green report says as much as its input. 14.9.1 puts every exhibit
-# of the chapter into a healthy batch and counts the checks that turn red.
+# does not contain is listed as not run: a green report says as much as its input.
 #
 # **Try it.** Dump one step of your own trainer and hand it over. Then break one thing on purpose, such as the
 # sign of a mask, and see whether you would have been told.

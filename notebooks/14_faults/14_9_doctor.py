@@ -13,7 +13,7 @@
 # ---
 
 # %% [markdown]
-# # 14.9.2 Diagnose a dump from the command line
+# # 14.9.3 Diagnose a dump from the command line
 #
 # A sick run is often somewhere else: on a cluster, in another environment, as files. `python -m agentrl.doctor
 # PATH...` reads such dumps, one batch a file, and prints the report of 14.9 for each. It imports torch and no
@@ -105,7 +105,7 @@ def diagnose_file(path):
     try:
         return diagnose(read_file(path))
     except Exception as error:
-        return Report([new_line('input', '14.9.2', 'red', 'this is not a batch', str(error))], 'none')
+        return Report([new_line('input', '14.9.3', 'red', 'this is not a batch', str(error))], 'none')
 
 
 # %% [markdown]

@@ -13,7 +13,7 @@
 # ---
 
 # %% [markdown]
-# # 14.9.1 Put every fault into a healthy batch
+# # 14.9.4 Put every fault into a healthy batch
 #
 # A check that is always green is worth nothing, and one that is red whenever anything is wrong not much
 # more. So we take a healthy dump of the book's trainer and put the exhibits of this chapter into it one by
