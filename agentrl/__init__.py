@@ -1,5 +1,5 @@
 # Made by tools/export.py from all notebooks. Do not edit: change it there, then `make export`.
-# Body: 1a2631dc5cf1748f
+# Body: 31cbeb9bd2730f13
 """Reinforcement learning for language-model agents: the code of the book's notebooks.
 
 A name is loaded with its module when it is first used, so that no section runs the code of a later one.
@@ -564,6 +564,8 @@ __all__ = [
     "length_buckets",
     "length_stats",
     "lenient_finish",
+    "line_text",
+    "lines_table",
     "lock_for",
     "log_by_step",
     "log_calls",
@@ -667,6 +669,7 @@ __all__ = [
     "problem",
     "prompt_ids",
     "put_together",
+    "questions_left",
     "queue_hours",
     "queue_means",
     "quota_app",
@@ -705,6 +708,7 @@ __all__ = [
     "reinforce_loss",
     "rename",
     "report_error",
+    "report_text",
     "resolve",
     "respond",
     "result_key",
@@ -1661,6 +1665,10 @@ _HOME = {
     "MASK": "diagnosis",
     "CHECKS": "diagnosis",
     "QUESTIONS": "diagnosis",
+    "questions_left": "diagnosis",
+    "line_text": "diagnosis",
+    "report_text": "diagnosis",
+    "lines_table": "diagnosis",
     "Report": "diagnosis",
     "new_line": "diagnosis",
     "run_check": "diagnosis",

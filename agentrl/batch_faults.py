@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_0_batch.py. Do not edit: change it there, then `make export`.
-# Body: e181322ca30595d0
+# Body: c127660c93f64e4b
 """14.9.0 See faults in what every trainer's batch holds."""
 
 import math
@@ -276,14 +276,14 @@ def check_positions(position_ids, attention_mask):
 def row_weights(weights, log_ratio, action_mask):
     """Weight and ratio of each row, both [B, 1], where rows have one weight each; None where tokens differ.
 
-    The ratio is the mean or the sum of the row's log-ratios (14.6), whichever is nearer to the weights.
+    The ratio is exp of the mean or of the sum of the row's log-ratios (14.6), whichever more weights equal.
     """
     row, used = row_advantages(weights, action_mask), action_mask.any(1)
     if keep_only(weights - row[:, None], action_mask).abs().max() > 1e-6 or row[used].max() == row[used].min():
         return None
     total = keep_only(log_ratio, action_mask).sum(1)
     kinds = (total / action_mask.sum(1).clamp(min=1)).exp(), total.exp()
-    ratio = min(kinds, key=lambda kind: float((row - kind)[used].abs().median()))
+    ratio = max(kinds, key=lambda kind: int(((row / kind).log().abs() < 0.01)[used].sum()))
     return row[:, None], ratio[:, None]
 
 

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_diagnose.py. Do not edit: change it there, then `make export`.
-# Body: c7a43bc3c771a7a3
+# Body: 6dccb80452e0ad56
 """14.9 Diagnose a batch from any trainer."""
 
 import inspect
@@ -50,6 +50,9 @@ class Check:
 # 14_faults/14_9_diagnose, cell 3
 RESULTS = ('red', 'suspicious', 'green', 'not run')
 MASK = ('action mask', 'sampled mask', 'padding')
+
+
+# 14_faults/14_9_diagnose, cell 4
 CHECKS = (
     Check('action mask', '14.1', mask_faults.check_action_mask),
     Check('sampled mask', '14.1', batch_faults.check_scored_tokens, unless=('owner',)),
@@ -90,7 +93,7 @@ CHECKS = (
 )
 
 
-# 14_faults/14_9_diagnose, cell 4
+# 14_faults/14_9_diagnose, cell 5
 QUESTIONS = {
     'the mask': MASK,
     'the advantages': ('estimator', 'group spread', 'GAE', 'returns', 'errored rows'),
@@ -98,6 +101,45 @@ QUESTIONS = {
 
 
 # 14_faults/14_9_diagnose, cell 5
+def questions_left(lines):
+    """Which of QUESTIONS no check answered, with what its checks need: {question: text}."""
+    lines = {line['check']: line for line in lines}
+    judged = ('red', 'suspicious', 'green')
+    return {
+        question: '; or '.join(dict.fromkeys(
+            lines[name]['evidence'] for name in names if name in lines and lines[name]['evidence']
+        ))
+        for question, names in QUESTIONS.items()
+        if not any(name in lines and lines[name]['result'] in judged for name in names)
+    }
+
+
+# 14_faults/14_9_diagnose, cell 6
+def line_text(line):
+    """A line of a report as text: result, section, check, what was found, and where."""
+    what = ': '.join(part for part in (line['fault'], line['evidence']) if part)
+    place = '' if line['row'] is None else f' (row {line["row"]}, column {line["column"]})'
+    return f'{line["result"]:11}{line["section"]:7}{line["check"]:17}{what}{place}'
+
+
+# 14_faults/14_9_diagnose, cell 6
+def report_text(report):
+    """A report as text, what is red first, and at the end the questions that are open."""
+    lines = sorted(report.lines, key=lambda line: RESULTS.index(line['result']))
+    left = [f'open: {question}: {needs}' for question, needs in questions_left(lines).items()]
+    return '\n'.join([report.summary(), *map(line_text, lines), *left])
+
+
+# 14_faults/14_9_diagnose, cell 6
+def lines_table(lines):
+    """The lines of a report as a data frame, `row` and `column` as whole numbers that may be missing."""
+    import pandas as pd
+
+    columns = ['check', 'section', 'result', 'fault', 'evidence', 'row', 'column']
+    return pd.DataFrame(lines, columns=columns).astype({'row': 'Int64', 'column': 'Int64'})
+
+
+# 14_faults/14_9_diagnose, cell 7
 @dataclass
 class Report:
     """What `diagnose` found: a line a check, the layout that was read, and names that were not used."""
@@ -110,24 +152,12 @@ class Report:
         """Names of the checks with this result: 'red', 'suspicious', 'green' or 'not run'."""
         return [line['check'] for line in self.lines if line['result'] == result]
 
-    def open_questions(self):
-        """Which of QUESTIONS no check answered, with what its checks need: {question: text}."""
-        lines = {line['check']: line for line in self.lines}
-        judged = ('red', 'suspicious', 'green')
-        return {
-            question: '; or '.join(dict.fromkeys(
-                lines[name]['evidence'] for name in names if name in lines and lines[name]['evidence']
-            ))
-            for question, names in QUESTIONS.items()
-            if not any(name in lines and lines[name]['result'] in judged for name in names)
-        }
-
     @property
     def verdict(self):
         """'sick', 'healthy' or 'not enough to say'."""
         if self.names('red') and self.layout != 'none':
             return 'sick'
-        return 'not enough to say' if self.layout == 'none' or self.open_questions() else 'healthy'
+        return 'not enough to say' if self.layout == 'none' or questions_left(self.lines) else 'healthy'
 
     @property
     def healthy(self):
@@ -136,39 +166,29 @@ class Report:
 
     def table(self):
         """All lines as a table: check, section, result, fault, evidence, row, column."""
-        import pandas as pd
-
-        columns = ['check', 'section', 'result', 'fault', 'evidence', 'row', 'column']
-        return pd.DataFrame(self.lines, columns=columns).astype({'row': 'Int64', 'column': 'Int64'})
+        return lines_table(self.lines)
 
     def summary(self):
-        count = {result: len(self.names(result)) for result in RESULTS}
         unused = f'; not used: {", ".join(self.unused)}' * bool(self.unused)
-        counts = ', '.join(f'{n} {result}' for result, n in count.items())
+        counts = ', '.join(f'{len(self.names(result))} {result}' for result in RESULTS)
         return f'{self.layout} layout, {self.verdict}: {counts}{unused}'
 
     def __repr__(self):
-        text = [self.summary()]
-        for line in sorted(self.lines, key=lambda line: RESULTS.index(line['result'])):
-            what = ': '.join(part for part in (line['fault'], line['evidence']) if part)
-            place = '' if line['row'] is None else f' (row {line["row"]}, column {line["column"]})'
-            text.append(f'{line["result"]:11}{line["section"]:7}{line["check"]:17}{what}{place}')
-        text += [f'open: {question}: {needs}' for question, needs in self.open_questions().items()]
-        return '\n'.join(text)
+        return report_text(self)
 
     def _repr_html_(self):
         table = self.table().astype(object).fillna('').to_html(index=False, escape=True)
         return f'<p>{self.summary()}</p>{table}'
 
 
-# 14_faults/14_9_diagnose, cell 6
+# 14_faults/14_9_diagnose, cell 8
 def new_line(check, section, result, fault='', evidence='', row=None, column=None):
     """A line of a report."""
     return {'check': check, 'section': section, 'fault': fault, 'row': row, 'column': column,
             'result': result, 'evidence': evidence}
 
 
-# 14_faults/14_9_diagnose, cell 6
+# 14_faults/14_9_diagnose, cell 8
 def run_check(check, read, results, problems=()):
     """One line of a report: run the check, or say why it is not run. A check that crashes is a red line."""
     names, needed = check.arguments()
@@ -196,7 +216,7 @@ def run_check(check, read, results, problems=()):
     return new_line(check.name, check.section, check.result, **asdict(found))
 
 
-# 14_faults/14_9_diagnose, cell 7
+# 14_faults/14_9_diagnose, cell 9
 def diagnose(batch, **more):
     """Run every check for which a batch suffices: a Report, whatever the input is.
 
@@ -226,7 +246,7 @@ def diagnose(batch, **more):
     return report
 
 
-# 14_faults/14_9_diagnose, cell 8
+# 14_faults/14_9_diagnose, cell 10
 def dump_step(policy, trajs, tok, cfg):
     """What a GRPO step of the book knows about its batch, as fields for `diagnose`."""
     from agentrl.advantages import compute_advantages  # the gym stays out of a doctor that has other patients
@@ -253,7 +273,7 @@ def dump_step(policy, trajs, tok, cfg):
     }
 
 
-# 14_faults/14_9_diagnose, cell 9
+# 14_faults/14_9_diagnose, cell 11
 def log_calls(trajs, limit):
     """A line for each call of finished episodes. None was cut: calls too long for the gym are malformed."""
     import pandas as pd

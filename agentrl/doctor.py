@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_doctor.py. Do not edit: change it there, then `make export`.
-# Body: 79997af5655330a8
+# Body: 46041001ad3a6e2c
 """14.9.3 Diagnose a dump from the command line."""
 
 import argparse
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl.diagnosis import Report, diagnose, new_line
+from agentrl.diagnosis import Report, diagnose, new_line, questions_left
 
 
 # 14_faults/14_9_doctor, cell 2
@@ -91,7 +91,7 @@ def main(arguments=None):
         codes.append(EXIT_CODES[report.verdict])
         if chosen.json:
             print(json.dumps({'path': str(path), 'verdict': report.verdict, 'layout': report.layout,
-                              'open': report.open_questions(), 'lines': report.lines}))
+                              'open': questions_left(report.lines), 'lines': report.lines}))
         else:
             print(f'{path}: {report}')
     return 1 if 1 in codes else max(codes)

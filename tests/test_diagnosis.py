@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl.base import make_rl_base
 from agentrl.batch_fields import ALL_FIELDS, BATCH_FIELDS
 from agentrl.credit import outcome_rewards
-from agentrl.diagnosis import CHECKS, RESULTS, diagnose, dump_step
+from agentrl.diagnosis import CHECKS, RESULTS, diagnose, dump_step, questions_left
 from agentrl.exhibits import dump_with_critic
 from agentrl.layouts import from_trl, from_verl
 from agentrl.sampling import sample_groups
@@ -63,7 +63,7 @@ def test_missing_inputs_are_named():
     lines = {line["check"]: line["evidence"] for line in report.lines}
     assert lines["action mask"] == "needs owner" and lines["lower clip"] == "needs weights, train_logp, logp"
     assert not report.healthy and report.verdict == "not enough to say"
-    assert "needs owner" in report.open_questions()["the mask"] and "open: the advantages" in repr(report)
+    assert "needs owner" in questions_left(report.lines)["the mask"] and "open: the advantages" in repr(report)
 
 
 def test_more_fields_override():

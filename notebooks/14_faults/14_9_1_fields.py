@@ -246,7 +246,7 @@ print(with_guess('adventages'))
 # ## How finely the numbers are rounded
 #
 # Tolerances follow the numbers. A value in bfloat16 has 8 bits, so that two correct ways to compute an advantage
-# may differ by 0.4% of it. The dtype says so, or, where a dump was converted before it was stored, the digits do.
+# may differ in its third digit. The dtype says so, or, where a dump was converted before it was stored, the digits do.
 
 # %%
 #@save

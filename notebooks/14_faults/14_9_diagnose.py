@@ -82,6 +82,10 @@ class Check:
 #@save
 RESULTS = ('red', 'suspicious', 'green', 'not run')
 MASK = ('action mask', 'sampled mask', 'padding')
+
+
+# %%
+#@save
 CHECKS = (
     Check('action mask', '14.1', mask_faults.check_action_mask),
     Check('sampled mask', '14.1', batch_faults.check_scored_tokens, unless=('owner',)),
@@ -133,6 +137,43 @@ QUESTIONS = {
 }
 
 
+def questions_left(lines):
+    """Which of QUESTIONS no check answered, with what its checks need: {question: text}."""
+    lines = {line['check']: line for line in lines}
+    judged = ('red', 'suspicious', 'green')
+    return {
+        question: '; or '.join(dict.fromkeys(
+            lines[name]['evidence'] for name in names if name in lines and lines[name]['evidence']
+        ))
+        for question, names in QUESTIONS.items()
+        if not any(name in lines and lines[name]['result'] in judged for name in names)
+    }
+
+
+# %%
+#@save
+def line_text(line):
+    """A line of a report as text: result, section, check, what was found, and where."""
+    what = ': '.join(part for part in (line['fault'], line['evidence']) if part)
+    place = '' if line['row'] is None else f' (row {line["row"]}, column {line["column"]})'
+    return f'{line["result"]:11}{line["section"]:7}{line["check"]:17}{what}{place}'
+
+
+def report_text(report):
+    """A report as text, what is red first, and at the end the questions that are open."""
+    lines = sorted(report.lines, key=lambda line: RESULTS.index(line['result']))
+    left = [f'open: {question}: {needs}' for question, needs in questions_left(lines).items()]
+    return '\n'.join([report.summary(), *map(line_text, lines), *left])
+
+
+def lines_table(lines):
+    """The lines of a report as a data frame, `row` and `column` as whole numbers that may be missing."""
+    import pandas as pd
+
+    columns = ['check', 'section', 'result', 'fault', 'evidence', 'row', 'column']
+    return pd.DataFrame(lines, columns=columns).astype({'row': 'Int64', 'column': 'Int64'})
+
+
 # %%
 #@save
 @dataclass
@@ -147,24 +188,12 @@ class Report:
         """Names of the checks with this result: 'red', 'suspicious', 'green' or 'not run'."""
         return [line['check'] for line in self.lines if line['result'] == result]
 
-    def open_questions(self):
-        """Which of QUESTIONS no check answered, with what its checks need: {question: text}."""
-        lines = {line['check']: line for line in self.lines}
-        judged = ('red', 'suspicious', 'green')
-        return {
-            question: '; or '.join(dict.fromkeys(
-                lines[name]['evidence'] for name in names if name in lines and lines[name]['evidence']
-            ))
-            for question, names in QUESTIONS.items()
-            if not any(name in lines and lines[name]['result'] in judged for name in names)
-        }
-
     @property
     def verdict(self):
         """'sick', 'healthy' or 'not enough to say'."""
         if self.names('red') and self.layout != 'none':
             return 'sick'
-        return 'not enough to say' if self.layout == 'none' or self.open_questions() else 'healthy'
+        return 'not enough to say' if self.layout == 'none' or questions_left(self.lines) else 'healthy'
 
     @property
     def healthy(self):
@@ -173,25 +202,15 @@ class Report:
 
     def table(self):
         """All lines as a table: check, section, result, fault, evidence, row, column."""
-        import pandas as pd
-
-        columns = ['check', 'section', 'result', 'fault', 'evidence', 'row', 'column']
-        return pd.DataFrame(self.lines, columns=columns).astype({'row': 'Int64', 'column': 'Int64'})
+        return lines_table(self.lines)
 
     def summary(self):
-        count = {result: len(self.names(result)) for result in RESULTS}
         unused = f'; not used: {", ".join(self.unused)}' * bool(self.unused)
-        counts = ', '.join(f'{n} {result}' for result, n in count.items())
+        counts = ', '.join(f'{len(self.names(result))} {result}' for result in RESULTS)
         return f'{self.layout} layout, {self.verdict}: {counts}{unused}'
 
     def __repr__(self):
-        text = [self.summary()]
-        for line in sorted(self.lines, key=lambda line: RESULTS.index(line['result'])):
-            what = ': '.join(part for part in (line['fault'], line['evidence']) if part)
-            place = '' if line['row'] is None else f' (row {line["row"]}, column {line["column"]})'
-            text.append(f'{line["result"]:11}{line["section"]:7}{line["check"]:17}{what}{place}')
-        text += [f'open: {question}: {needs}' for question, needs in self.open_questions().items()]
-        return '\n'.join(text)
+        return report_text(self)
 
     def _repr_html_(self):
         table = self.table().astype(object).fillna('').to_html(index=False, escape=True)

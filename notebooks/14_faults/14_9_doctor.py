@@ -31,7 +31,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl.diagnosis import Report, diagnose, new_line
+from agentrl.diagnosis import Report, diagnose, new_line, questions_left
 
 # %% [markdown]
 # ## Samples as slime and miles keep them
@@ -130,7 +130,7 @@ def main(arguments=None):
         codes.append(EXIT_CODES[report.verdict])
         if chosen.json:
             print(json.dumps({'path': str(path), 'verdict': report.verdict, 'layout': report.layout,
-                              'open': report.open_questions(), 'lines': report.lines}))
+                              'open': questions_left(report.lines), 'lines': report.lines}))
         else:
             print(f'{path}: {report}')
     return 1 if 1 in codes else max(codes)
