@@ -11,17 +11,20 @@ STAMP := .venv/.stamp
 PEERS := .venv-peers/bin/python
 PEERS_STAMP := .venv-peers/.stamp
 
-.PHONY: help figures test notebooks book sweep sweep-check evaluate-api lab export reproduce mutate bench bench-peers \
-  lock clean
+.PHONY: help figures check test notebooks book sweep sweep-check restamp weights evaluate-api lab export reproduce \
+  mutate bench bench-peers lock clean
 
 help:
 	@echo "make figures    make the tables and figures of the book (figures/)"
+	@echo "make check      check what has changed since it last passed"
 	@echo "make test       run every check (ARGS='style unit': these steps)"
 	@echo "make lab        read the book in JupyterLab"
 	@echo "make notebooks  execute the notebooks and store their outputs (NOTEBOOKS=path for some)"
 	@echo "make book       make static pages of the notebooks, to read and search in a browser (.site/html)"
 	@echo "make sweep      run more seeds of more arms (ARGS='--help' says how)"
 	@echo "make sweep-check  make stored runs again and compare (ARGS='--draw 4': four of them)"
+	@echo "make restamp ARGS='--why \"...\"'  after a neutral change: make a sample of stored runs again, then move versions"
+	@echo "make weights    make the weights that come with the book, where their code has changed"
 	@echo "make evaluate-api  let a model behind an API play the gym (ARGS='--help' says how)"
 	@echo "make reproduce  train 40 steps with other threads, kernels and samplers, and compare"
 	@echo "make mutate     break the core on purpose and see that the unit tests notice (MODULES='ppo credit' for some)"
@@ -64,6 +67,9 @@ figures: $(STAMP)
 	@$(RUN) -m tools.runs
 	@$(RUN) -m tools.execute --figures --jobs $(JOBS)
 
+check: $(STAMP)
+	@$(RUN) -m tools.check --changed
+
 test: $(STAMP)
 	@$(RUN) -m tools.check $(ARGS)
 
@@ -81,11 +87,18 @@ sweep: $(STAMP)
 sweep-check: $(STAMP)
 	@$(RUN) -m tools.sweep_check $(ARGS)
 
+restamp: $(STAMP)
+	@OMP_NUM_THREADS=1 $(RUN) -m tools.restamp $(ARGS)
+
+weights: $(STAMP)
+	@OMP_NUM_THREADS=1 $(RUN) -m tools.weights $(ARGS)
+
 evaluate-api: $(STAMP)
 	@$(RUN) -m tools.evaluate_api $(ARGS)
 
+# One thread for each kernel: the matrices are so small that a second one mostly waits.
 lab: $(STAMP)
-	$(RUN) -m jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here/00_0_start_here.ipynb
+	OMP_NUM_THREADS=1 $(RUN) -m jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here/00_0_start_here.ipynb
 
 # Forty steps under each condition that must not matter; prints by how much parameters differ.
 reproduce: $(STAMP)

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/09_grpo/09_3_arms.py. Do not edit: change it there, then `make export`.
-# Body: df2a223a17494a02
+# Body: 967662c7851026cc
 """9.3 Name every experiment once."""
 
 import csv
@@ -20,11 +20,12 @@ from tqdm import tqdm
 from agentrl.base import DEMONSTRATED, make_rl_base
 from agentrl.cache import cached, parts_of
 from agentrl.model import TinyAgent
+from agentrl.pieces import digest
 from agentrl.plotting import figures_dir
 from agentrl.tasks import EDIT_OPS, make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, evaluate, train_rl
-from agentrl.versions import code_version, digest
+from agentrl.versions import code_version
 
 # 09_grpo/09_3_arms, cell 2
 ARMS = {

@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/00_start_here/00_4_cache.py. Do not edit: change it there, then `make export`.
-# Body: afb3ff2112ecf4d8
+# Body: 5eddef3db5ed62e5
 """0.4 A cache for trained policies: a key of configuration and code, and a checksum."""
 
 import functools
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from agentrl.versions import code_version, digest
+from agentrl.pieces import digest
+from agentrl.versions import code_version, notebook_cells
 
 
 # 00_start_here/00_4_cache, cell 2
@@ -132,7 +133,7 @@ def read_kept(path, key):
         return []
     found = open_kept(path.read_bytes(), key)
     if not found:
-        warnings.warn(f'the kept result {path.name} is damaged; it is made again', stacklevel=4)
+        warnings.warn(f'the kept result {path.name} is damaged; it is made again', stacklevel=3)
     return found
 
 
@@ -170,7 +171,7 @@ def lock_for(path):
 def make_and_keep(path, key, make):
     """The result of make(), read if another process has just made it, else made and written to `path`."""
     with lock_for(path):
-        if found := read_kept(path, key):
+        if path.exists() and (found := open_kept(path.read_bytes(), key)):
             return found[0]
         with one_thread():
             content = kept_bytes(key, make())
@@ -190,7 +191,7 @@ def cached(function):
     for results that have no plain description.
     """
     name = re.sub(r'[^\w.]', '_', function.__qualname__)
-    cells = getattr(function, '__globals__', {}).get('In')      # a notebook's list, which grows as cells run
+    cells = notebook_cells(function)                            # a list, which grows as cells run
 
     def key(*args, **kwargs):
         bound = inspect.signature(function).bind(*args, **kwargs)

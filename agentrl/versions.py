@@ -1,14 +1,12 @@
 # Made by tools/export.py from notebooks/00_start_here/00_3_versions.py. Do not edit: change it there, then `make export`.
-# Body: d434d23970e0b71f
-"""0.3 Code versions: hash the definitions that decide a result."""
+# Body: 5c9930343336f310
+"""0.3.1 Code versions: hash the definitions that decide a result."""
 
 import ast
 import functools
-import hashlib
 import inspect
 import json
 import re
-import symtable
 import sys
 import textwrap
 from dataclasses import dataclass, field
@@ -16,130 +14,19 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+from agentrl.pieces import (
+    DEFINITIONS,
+    EVERY_FIELD,
+    Piece,
+    digest,
+    global_names,
+    imported_names,
+    make_piece,
+    root_name,
+)
+
 
 # 00_start_here/00_3_versions, cell 2
-def tree_text(node):
-    """A syntax tree as text, without its empty fields: the same text in every version of Python."""
-    if isinstance(node, ast.AST):
-        fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
-        return f'{type(node).__name__}({", ".join(f"{name}={tree_text(value)}" for name, value in fields)})'
-    return f'[{", ".join(map(tree_text, node))}]' if isinstance(node, list) else repr(node)
-
-
-# 00_start_here/00_3_versions, cell 3
-def digest(text):
-    """Twelve hex digits of a text's SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-# 00_start_here/00_3_versions, cell 5
-def root_name(node):
-    """`a` of the expressions a, a.b, a[0] and a(...).b; None if there is no name at the root."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call | ast.Starred):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-
-# 00_start_here/00_3_versions, cell 6
-def imported_names(node):
-    """{name: full name} of what a statement imports; empty if it imports nothing."""
-    if isinstance(node, ast.ImportFrom):
-        return {one.asname or one.name: f'{node.module}.{one.name}' for one in node.names}
-    if isinstance(node, ast.Import):
-        return {one.asname or one.name.split('.')[0]: one.name if one.asname else one.name.split('.')[0]
-                for one in node.names}
-    return {}
-
-
-# 00_start_here/00_3_versions, cell 7
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-KEEPS = ('cached',)                                                     # a decorator that only keeps results
-SHOWS = re.compile('_repr_.*_')                                         # methods by which Jupyter shows a value
-
-
-# 00_start_here/00_3_versions, cell 7
-class OnlyCode(ast.NodeTransformer):
-    """Takes docstrings out of a tree, and what keeps or shows results; sets imports from agentrl aside."""
-
-    def __init__(self, whole=False):
-        self.whole, self.imports = whole, {}
-
-    def visit_definition(self, node):
-        body = node.body[ast.get_docstring(node, clean=False) is not None:]
-        if not self.whole:
-            body = [part for part in body if not (isinstance(part, DEFINITIONS) and SHOWS.fullmatch(part.name))]
-            node.decorator_list = [one for one in node.decorator_list if root_name(one) not in KEEPS]
-        node.body = body or [ast.Pass()]
-        return self.generic_visit(node)
-
-    def visit_import(self, node):
-        names = imported_names(node)
-        if not any(full.split('.')[0] == 'agentrl' for full in names.values()):
-            return node
-        self.imports |= names
-        return ast.Pass()
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_definition
-    visit_Import = visit_ImportFrom = visit_import
-
-
-# 00_start_here/00_3_versions, cell 9
-def global_names(node):
-    """Names that a statement takes from its module, also deep inside functions."""
-    found = set()
-
-    def look(table, top):
-        found.update(symbol.get_name() for symbol in table.get_symbols()
-                     if (symbol.is_referenced() if top else symbol.is_global()))
-        for child in table.get_children():
-            look(child, False)
-
-    look(symtable.symtable(ast.unparse(node), 'statement', 'exec'), True)
-    return found
-
-
-# 00_start_here/00_3_versions, cell 11
-EVERY_FIELD = {'asdict', 'astuple', 'fields', 'vars', '__dict__'}       # they use all fields, and name none
-
-
-# 00_start_here/00_3_versions, cell 11
-def words_in(node):
-    """Attributes, keywords and whole strings in a tree: what may name a field or an entry of a table."""
-    words = set()
-    for part in ast.walk(node):
-        words |= {getattr(part, 'attr', None), getattr(part, 'arg', None)}
-        words |= {part.value} if isinstance(part, ast.Constant) and isinstance(part.value, str) else set()
-        words |= {part.id} & EVERY_FIELD if isinstance(part, ast.Name) else set()
-    return words - {None}
-
-
-# 00_start_here/00_3_versions, cell 12
-@dataclass(frozen=True)
-class Piece:
-    """Code that counts as one: its text, the names that it uses, the words in it.
-
-    `key` is the word without which it does not count: a field's name, an entry's key; '' if it always does.
-    """
-    text: str
-    uses: frozenset
-    words: frozenset
-    imports: tuple = ()
-    key: str = ''
-
-
-# 00_start_here/00_3_versions, cell 13
-@functools.cache
-def make_piece(source, whole=False, key=''):
-    """The Piece of a statement or expression."""
-    trim = OnlyCode(whole)
-    node = trim.visit(ast.parse(source).body[0])
-    dotted = {text for part in ast.walk(node) if isinstance(part, ast.Attribute)
-              and re.fullmatch(r'[\w.]+', text := ast.unparse(part))}
-    return Piece(tree_text(node), frozenset(global_names(node) | set(trim.imports) | dotted),
-                 frozenset(words_in(node)), tuple(trim.imports.items()), key)
-
-
-# 00_start_here/00_3_versions, cell 15
 def bound_names(node):
     """Names of a module that a statement at its top level defines or changes."""
     if isinstance(node, DEFINITIONS):
@@ -152,7 +39,7 @@ def bound_names(node):
     return [root_name(leaf) for leaf in leaves] + [name for part in inside for name in bound_names(part)]
 
 
-# 00_start_here/00_3_versions, cell 16
+# 00_start_here/00_3_versions, cell 3
 @dataclass(eq=False)
 class Space:
     """The top level of a module: {name: statements}, {name: full name of an import}, names of tables of arms."""
@@ -173,7 +60,7 @@ class Space:
             self.tables.add(root_name(value.args[1]))
 
 
-# 00_start_here/00_3_versions, cell 17
+# 00_start_here/00_3_versions, cell 4
 @functools.cache
 def read_space(source, module):
     """The Space of a module's source."""
@@ -183,7 +70,7 @@ def read_space(source, module):
     return space
 
 
-# 00_start_here/00_3_versions, cell 18
+# 00_start_here/00_3_versions, cell 5
 @functools.lru_cache(maxsize=8)
 def read_cells(cells):
     """The Space of a notebook's cells that ran; of cells that export nothing only definitions and imports."""
@@ -200,7 +87,7 @@ def read_cells(cells):
     return space
 
 
-# 00_start_here/00_3_versions, cell 19
+# 00_start_here/00_3_versions, cell 6
 def module_source(name):
     """The source of agentrl/<name>.py, or of a module in one of its folders, `folder.name`."""
     path = Path(files('agentrl')) / f'{name.replace(".", "/")}.py'
@@ -209,19 +96,19 @@ def module_source(name):
     return path.read_text(encoding='utf-8')
 
 
-# 00_start_here/00_3_versions, cell 19
+# 00_start_here/00_3_versions, cell 6
 def is_module(name):
     return (Path(files('agentrl')) / f'{name.replace(".", "/")}.py').exists()
 
 
-# 00_start_here/00_3_versions, cell 21
+# 00_start_here/00_3_versions, cell 8
 def home_of(name):
     """The module in which `agentrl.name` is defined, as the package's front door has it; None if unknown."""
     homes = read_space(module_source('__init__'), '__init__').definitions['_HOME'][0].value
     return ast.literal_eval(homes).get(name)
 
 
-# 00_start_here/00_3_versions, cell 22
+# 00_start_here/00_3_versions, cell 9
 def find(full_name):
     """(Space, name) of what `agentrl.module.name` names, (None, full name) if another package has it."""
     top, *parts = full_name.split('.')
@@ -234,7 +121,7 @@ def find(full_name):
     return find(f'agentrl.{home_of(parts[0])}.{".".join(parts)}') if parts and home_of(parts[0]) else None
 
 
-# 00_start_here/00_3_versions, cell 23
+# 00_start_here/00_3_versions, cell 10
 def resolve(space, name, imports=()):
     """`find` for a name, perhaps dotted, that code in a Space uses; None for built-in names and local ones."""
     root, *rest = name.split('.')
@@ -246,7 +133,7 @@ def resolve(space, name, imports=()):
     return None
 
 
-# 00_start_here/00_3_versions, cell 24
+# 00_start_here/00_3_versions, cell 11
 def entries(node):
     """[(key, value)] of a statement that fills a table with literal keys; [] for any other statement."""
     value, targets = getattr(node, 'value', None), getattr(node, 'targets', [getattr(node, 'target', None)])
@@ -257,7 +144,7 @@ def entries(node):
     return []
 
 
-# 00_start_here/00_3_versions, cell 25
+# 00_start_here/00_3_versions, cell 12
 def registered(space, name):
     """Pieces for the functions whose decorator, a function of the same module, may enter them in table `name`."""
     for function, (node, *_) in space.definitions.items():
@@ -269,13 +156,13 @@ def registered(space, name):
                 yield Piece('', frozenset({function}), frozenset(), key=key)
 
 
-# 00_start_here/00_3_versions, cell 26
+# 00_start_here/00_3_versions, cell 13
 def is_dataclass(node):
     """Is a statement the definition of a dataclass?"""
     return isinstance(node, ast.ClassDef) and [root_name(one) for one in node.decorator_list] == ['dataclass']
 
 
-# 00_start_here/00_3_versions, cell 26
+# 00_start_here/00_3_versions, cell 13
 def fields_apart(node):
     """A dataclass without the fields that have defaults and, if frozen, its check; and these fields."""
     apart = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value]
@@ -286,7 +173,7 @@ def fields_apart(node):
     return type(node)(**names | {'body': rest or [ast.Pass()]}), apart
 
 
-# 00_start_here/00_3_versions, cell 27
+# 00_start_here/00_3_versions, cell 14
 @functools.cache
 def pieces_of(space, name, whole=False):
     """The Pieces behind a name of a Space; all of it for the name ''."""
@@ -304,11 +191,11 @@ def pieces_of(space, name, whole=False):
     return pieces
 
 
-# 00_start_here/00_3_versions, cell 28
-DECIDES_NOTHING = ('versions', 'cache', 'plotting', 'display')          # modules that keep or draw results
+# 00_start_here/00_3_versions, cell 15
+DECIDES_NOTHING = ('pieces', 'versions', 'cache', 'plotting', 'display')    # modules that keep or draw results
 
 
-# 00_start_here/00_3_versions, cell 28
+# 00_start_here/00_3_versions, cell 15
 @functools.cache
 def targets_of(space, piece, whole=False):
     """{name: (Space, name)} of what a Piece uses and what counts."""
@@ -317,7 +204,7 @@ def targets_of(space, piece, whole=False):
             if one and (whole or one[0] is None or one[0].module not in DECIDES_NOTHING)}
 
 
-# 00_start_here/00_3_versions, cell 29
+# 00_start_here/00_3_versions, cell 16
 def reach(roots, words=(), whole=False):
     """{(Space, name): Pieces} of all that the roots use, directly or not, where `words` are among what is said.
 
@@ -340,7 +227,7 @@ def reach(roots, words=(), whole=False):
         words = said
 
 
-# 00_start_here/00_3_versions, cell 30
+# 00_start_here/00_3_versions, cell 17
 def code_lines(reached, whole=False):
     """A line for each Piece: its text, and what the names in it mean; the same wherever a definition stands."""
     texts = {place: digest(json.dumps(sorted(piece.text for piece in pieces)))
@@ -354,12 +241,11 @@ def code_lines(reached, whole=False):
     return sorted(lines)
 
 
-# 00_start_here/00_3_versions, cell 31
-def place_of(function, cells=None):
-    """(Space, name) of a function or class; `cells`: those of the notebook that defines it."""
-    function = inspect.unwrap(function)
-    name, module = function.__qualname__, function.__module__
-    cells = cells if cells is not None else getattr(function, '__globals__', {}).get('In')
+# 00_start_here/00_3_versions, cell 18
+def place_of(thing, cells=()):
+    """(Space, name) of a function or class; `cells`: those of the notebook, if one defines it."""
+    thing = inspect.unwrap(thing)
+    name, module = thing.__qualname__, thing.__module__
     if module == '__main__' and cells:
         space = read_cells(tuple(cells))
     elif module.startswith('agentrl.'):
@@ -368,17 +254,24 @@ def place_of(function, cells=None):
         space = read_space(inspect.getsource(sys.modules[module]), module)
     if '<locals>' in name:                                              # it stands inside another function
         inner = Space(space.module, dict(space.definitions), space.imports, space.tables)
-        inner.add(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0])
-        space, name = inner, function.__name__
+        inner.add(ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0])
+        space, name = inner, thing.__name__
     return space, name
 
 
-# 00_start_here/00_3_versions, cell 32
-def code_version(function, words=(), cells=None, classes=()):
-    """Twelve hex digits for all code that decides what a function gives: its own and what that uses, and torch.
+# 00_start_here/00_3_versions, cell 19
+def notebook_cells(function):
+    """The cells that ran in the notebook that defines a function, a list that grows; () outside of one."""
+    return getattr(inspect.unwrap(function), '__globals__', {}).get('In') or ()
 
-    `words`: names and strings in its arguments; `classes`: dataclasses among them.
+
+# 00_start_here/00_3_versions, cell 20
+def code_version(function, words=(), cells=None, classes=()):
+    """Twelve hex digits for all code that decides what a function gives: its own, what that uses, and torch.
+
+    `words`: names and strings in its arguments; `classes`: dataclasses among them. `cells`: those of its notebook,
+    where the function has travelled to another process and no longer knows them.
     """
-    roots = [place_of(function, cells), *(place_of(one, cells) for one in classes)]
-    lines = code_lines(reach(roots, frozenset(words)))
+    cells = notebook_cells(function) if cells is None else cells
+    lines = code_lines(reach([place_of(one, cells) for one in (function, *classes)], words))
     return digest(json.dumps([version('torch').split('+')[0], lines]))

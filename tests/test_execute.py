@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tools.execute import Failure, clean, content_key, prepare, remember, store, up_to_date, writes_figures
+from tools.depends import notebook_key
+from tools.execute import Failure, clean, prepare, remember, store, up_to_date, writes_figures
 
 pytestmark = pytest.mark.xdist_group("kernels")
 HEADER = "# %% [markdown]\n# # A notebook\n\n"
@@ -108,30 +109,19 @@ def test_a_slider_that_shows_output_is_executed_and_leaves_no_widget_behind(root
 
 def test_only_a_change_that_matters_asks_for_a_new_run(root, monkeypatch):
     monkeypatch.setenv("AGENTRL_CACHE", str(root / ".cache"))
-    path = write(root, ["from agentrl.outer import f", "import agentrl as arl\narl.save_figure(f)"])
-    package, inputs = root / "agentrl", root / "figures" / "data"
-    package.mkdir()
-    inputs.mkdir()
-    for name, text in {"outer": "import agentrl.inner", "inner": "x = 1", "apart": "y = 1"}.items():
-        (package / f"{name}.py").write_text(text)
-    for file in (path.with_suffix(".ipynb"), root / "figures" / "a.svg", inputs / "runs.csv"):
+    path = write(
+        root, ["from agentrl.gradient import masked_mean", "import agentrl as arl\narl.save_figure(masked_mean)"]
+    )
+    for file in (path.with_suffix(".ipynb"), root / "figures" / "a.svg"):
         file.write_text("{}")
 
     def fresh():
-        return up_to_date(path, content_key(path, {}, root), root)
+        return up_to_date(path, notebook_key(path, root), root)
 
     assert writes_figures(path) and fresh() is None
-    remember(path, content_key(path, {}, root), ["a.svg"], root)
+    remember(path, notebook_key(path, root), ["a.svg"], root)
     assert fresh() == ["notebooks/01_first/1_1.ipynb", "figures/a.svg"]
-    (package / "apart.py").write_text("y = 2")
-    assert fresh()
-    for file in (
-        path,
-        package / "inner.py",
-        path.with_suffix(".ipynb"),
-        root / "figures" / "a.svg",
-        inputs / "runs.csv",
-    ):
+    for file in (path, path.with_suffix(".ipynb"), root / "figures" / "a.svg"):
         before = file.read_bytes()
         file.write_bytes(before + b"\n# changed\n")
         assert fresh() is None, file

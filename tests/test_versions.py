@@ -17,8 +17,9 @@ from agentrl.context_study import CONTEXT
 from agentrl.evidence import REPEATS
 from agentrl.mixture import MIXTURE
 from agentrl.pathologies import PATHOLOGIES
+from agentrl.pieces import OnlyCode, digest, global_names, tree_text
 from agentrl.staleness import STALENESS
-from agentrl.versions import code_lines, code_version, global_names, place_of, reach, read_cells, read_space, tree_text
+from agentrl.versions import code_lines, code_version, place_of, reach, read_cells, read_space
 from tools.runs import studies
 
 TOYS = {
@@ -56,7 +57,7 @@ def version_of(modules, module="top", name="train", words=()):
     """The version that code would have in these modules."""
     versions.targets_of.cache_clear()
     versions.pieces_of.cache_clear()
-    return versions.digest("\n".join(code_lines(reach([(read_space(modules[module], module), name)], words))))
+    return digest("\n".join(code_lines(reach([(read_space(modules[module], module), name)], words))))
 
 
 MOVES = {
@@ -156,10 +157,10 @@ def test_cells_of_a_notebook_count_as_its_module_does_until_one_is_edited(toys):
         f"#@save\n{toys['mid'].split(chr(10), 3)[3]}",
     ]
     space = read_cells((*cells, "mid(3)", "x = 2"))
-    version = versions.digest("\n".join(code_lines(reach([(space, "mid")]))))
+    version = digest("\n".join(code_lines(reach([(space, "mid")]))))
     assert version == version_of(toys, "mid", "mid")
     edited = read_cells((*cells, "LOW = 2"))
-    assert versions.digest("\n".join(code_lines(reach([(edited, "mid")])))) != version
+    assert digest("\n".join(code_lines(reach([(edited, "mid")])))) != version
 
 
 def test_names_are_those_of_the_module_also_inside_functions():
@@ -223,7 +224,7 @@ HOLES = {  # each left the version as it was when versions went by modules
     "the seed in a context": (CONTEXT, "keep 1", "context_study", "EVALUATION['seed'] + seed", "EVALUATION['seed']"),
     "the virtual clock": (STALENESS, "no limit", "quotas", "max(timeout, 0.0)", "max(2 * timeout, 0.0)"),
     "the number of steps": (GRPO, "default", "arms", "STEPS = 40", "STEPS = 41"),
-    "a cure": (PATHOLOGIES, "truncation masked", "pathologies", "treated(mask_truncated)", "treated(price_truncated)"),
+    "a cure": (PATHOLOGIES, "truncation dropped", "pathologies", "~cut, cfg)[:, None]", "cut, cfg)[:, None]"),
 }  # fmt: skip
 
 
@@ -270,7 +271,7 @@ def test_one_literal_in_any_definition_that_decides_a_run_moves_its_version(edit
         node, *more = space.definitions[name]
         if not more and name not in space.tables and not versions.is_dataclass(node):
             old = ast.get_source_segment(versions.module_source(space.module), node)
-            if new := altered_literals(versions.OnlyCode(whole=True).visit(ast.parse(ast.unparse(node)).body[0])):
+            if new := altered_literals(OnlyCode(whole=True).visit(ast.parse(ast.unparse(node)).body[0])):
                 edits.append((space.module, old, new))
     for module, old, new in edits:
         edit(module, old, new)
@@ -297,7 +298,7 @@ def test_every_function_that_a_run_calls_is_in_its_version(study, monkeypatch, s
     finally:
         sys.setprofile(None), threading.setprofile(None)
     outside = {one for one in called - reached if not one[1].startswith("<")}
-    assert {module for module, _ in outside} <= {"versions", "cache"} and len(called) > 60
+    assert {module for module, _ in outside} <= {"pieces", "versions", "cache"} and len(called) > 60
 
 
 @pytest.fixture

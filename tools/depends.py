@@ -1,4 +1,4 @@
-"""What a notebook or a test depends on, definition by definition, as section 0.3 follows it.
+"""What a notebook or a test depends on, definition by definition, as section 0.3.1 follows it.
 
 A stored output and a passed check stay good until something changes that was reached: a definition of `agentrl` that
 the code uses, directly or not, also one that only draws; a table that it reads; a file of `tools` or `tests` that it
@@ -12,7 +12,8 @@ import platform
 import re
 from pathlib import Path
 
-from agentrl.versions import Space, code_lines, digest, imported_names, make_piece, reach, targets_of
+from agentrl.pieces import digest, imported_names, make_piece
+from agentrl.versions import Space, code_lines, reach, targets_of
 from tools.notebooks import ROOT, code_cells, read_source
 
 READERS = {  # files in figures, and the definition by which code reads them

@@ -18,7 +18,7 @@ from tools.export import public_names, read_modules, used_modules
 from tools.notebooks import ROOT, code_cells, find_notebooks, read_source, title
 
 WORDS_A_MINUTE, LINES_A_MINUTE, STEP = 200, 15, 5
-TOOLS = {"plotting", "cache", "exercises"}  # used everywhere, and read when they are wanted
+TOOLS = {"plotting", "pieces", "versions", "cache", "exercises"}  # used everywhere, and read when they are wanted
 LINK = re.compile(r"\[([\d.]+)\]\(([^)\s]+\.ipynb)\)")
 LIST = r"no other section|\[.+?\)(?:(?:, | to )\[.+?\))*"
 FORM = re.compile(rf"\*\*Time\*\* (\d+) min\. \*\*Assumes\*\* ({LIST})\. \*\*Afterwards you can\*\* ([^*]+\.)")

@@ -1,11 +1,15 @@
-"""Make stored runs again, without what is kept in the cache, and compare them with the stored rows to the last digit.
+"""Make stored runs again, without what is kept in the cache, and compare them with the stored rows.
 
     python -m tools.sweep_check                                      every stored run (hours)
     python -m tools.sweep_check --draw 4                             four of them, drawn at random
     python -m tools.sweep_check --study grpo --arms default          the runs of an arm
 
-Whatever is counted must be equal, and so must all that is computed from counts. Sums of many products (losses,
-gradient norms, log-probabilities) may differ in their last digits between processors; they must agree to CLOSE.
+Where the runs were stored, whatever is counted is equal, and so is all that is computed from counts. Another processor
+rounds the sums of a matrix product differently. Training multiplies such a difference step by step, until some token in
+some episode is another one: the run *parts* from the stored one. So the first SURE steps must be equal in all counts and
+agree to CLOSE in sums of many products; a run that has not parted by its end must also end in the stored counts; and one
+that parts later is named, with its step, and is no failure. (`make restamp` compares two codes on one machine, where
+every digit is equal.)
 """
 
 import io
@@ -22,6 +26,7 @@ from tools.sweep import Run, choose_studies, run_name
 from tools.weights import only_base
 
 CLOSE = 1e-6  # relative, of figures that are sums of many products
+SURE = 10  # steps in which rounding has never grown into another count
 EXACT = (
     "episodes passes submits calls pass_rate submit_rate reward reads tests edits turns malformed tokens policy_tokens"
 ).split()
@@ -40,17 +45,48 @@ def column_differs(name: str, again: pd.Series, stored: pd.Series, close: float 
     return bool(gap.any() or (again.isna() != stored.isna()).any())
 
 
-def differences(study: Study, run: Run, result: dict) -> list[str]:
-    """What differs between the stored rows of a run and the rows of `result`; a line a table."""
-    found = []
+def stored_rows(study: Study, name: str, run: Run) -> pd.DataFrame:
+    """The rows of a run in one of the stored tables."""
+    stored = read_runs(study, name)
+    return stored[(stored[KEY] == list(run)).all(axis=1)].reset_index(drop=True)
+
+
+def parts_at(again: pd.DataFrame, stored: pd.DataFrame) -> int | None:
+    """The first step at which a count of two histories differs, from SURE on; None if none does."""
+    counts = [name for name in EXACT if name in again and name in stored]
+    steps = again.index[(again[counts] != stored[counts]).any(axis=1)] if len(again) == len(stored) else []
+    return int(steps[0]) if len(steps) and steps[0] >= SURE else None
+
+
+def parting(study: Study, run: Run, result: dict) -> int | None:
+    """The step at which a run parts from the stored one; None if it does not."""
+    if "history" not in (tables := run_tables(result)):
+        return None
+    return parts_at(as_stored(tables["history"]), stored_rows(study, "history", run))
+
+
+def differences(study: Study, run: Run, result: dict, strict: bool = False) -> list[str]:
+    """What differs between the stored rows of a run and the rows of `result`; a line a table.
+
+    Not `strict`: numbers that are not counted count for the first SURE steps alone, and a run that has parted may
+    end otherwise.
+    """
+    parted, found = None if strict else parting(study, run, result), []
     for name, rows in run_tables(result).items():
-        stored = read_runs(study, name)
-        stored = stored[(stored[KEY] == list(run)).all(axis=1)].reset_index(drop=True)
-        again = as_stored(rows)
+        stored, again = stored_rows(study, name, run), as_stored(rows)
         if len(again) != len(stored):
             found.append(f"{name}: {len(again)} rows, stored are {len(stored)}")
-        elif columns := [c for c in again if c not in stored or column_differs(c, again[c], stored[c])]:
-            found.append(f"{name}: {', '.join(columns)}")
+            continue
+        columns = list(again)
+        if not strict and name == "history":
+            late = [c for c in columns if c in EXACT and c in stored and parted is None]
+            wrong = [c for c in late if column_differs(c, again[c], stored[c])]
+            again, stored = again[:SURE], stored[:SURE]
+        else:
+            wrong = []
+            columns = [c for c in columns if strict or (c in EXACT and parted is None)]
+        wrong += [c for c in columns if c not in wrong and (c not in stored or column_differs(c, again[c], stored[c]))]
+        found += [f"{name}: {', '.join(wrong)}"] if wrong else []
     return found
 
 
@@ -60,17 +96,26 @@ def stored_runs(study: Study, arms: list[str] | None = None) -> list[Run]:
     return [key for key in keys if key[0] in (arms or study.arms)]
 
 
-def check(chosen: list[tuple[Study, Run]], jobs: int) -> list[str]:
-    """Make the runs again; a line for each that is not what is stored."""
-    wrong = []
-    by_study = {study.name: (study, [run for one, run in chosen if one.name == study.name]) for study, _ in chosen}
+def make_again(chosen: list[tuple[Study, Run]], jobs: int) -> dict[tuple[str, Run], dict | str]:
+    """{(study, run): result or error text} of stored runs, made from the base that comes with the book."""
+    made, by_study = {}, {study.name: study for study, _ in chosen}
     with only_base(), tqdm(total=len(chosen), unit="run", smoothing=0) as bar:
-        for study, runs in by_study.values():
-            bar.set_description(study.name)
-            for run, result in finished_runs(study, runs, jobs):
-                found = [f"FAILED: {result}"] if isinstance(result, str) else differences(study, run, result)
-                wrong += [f"{study.name}: {run_name(run)}: {line}" for line in found]
+        for name, study in by_study.items():
+            bar.set_description(name)
+            for run, result in finished_runs(study, [run for one, run in chosen if one.name == name], jobs):
+                made[name, run] = result
                 bar.update()
+    return made
+
+
+def check(chosen: list[tuple[Study, Run]], jobs: int) -> list[str]:
+    """Make the runs again; a line for each that is not what is stored. Those that part late are only named."""
+    wrong, known = [], {study.name: study for study, _ in chosen}
+    for (name, run), result in make_again(chosen, jobs).items():
+        found = [f"FAILED: {result}"] if isinstance(result, str) else differences(known[name], run, result)
+        wrong += [f"{name}: {run_name(run)}: {line}" for line in found]
+        if not found and (step := parting(known[name], run, result)) is not None:
+            print(f"{name}: {run_name(run)} parts from the stored run at step {step}")
     return wrong
 
 

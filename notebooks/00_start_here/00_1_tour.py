@@ -185,7 +185,7 @@ heldout[['seed', *SHOWN]].round(3)
 # | how does PPO differ, and what does normalising do? | [8.2](../08_ppo/08_2_value_loss.ipynb), [8.3](../08_ppo/08_3_whitening.ipynb), [8.5](../08_ppo/08_5_ppo_loop.ipynb), [9.6](../09_grpo/09_6_hidden_penalty.ipynb) |
 # | the ratio is not 1 before any update: why? | [8.4](../08_ppo/08_4_temperature.ipynb), [5.4](../05_trajectories/05_4_retokenization.ipynb) |
 # | why is a step fast, or slow? | [9.5](../09_grpo/09_5_speed.ipynb) |
-# | how are experiments named, stored and checked? | [9.3](../09_grpo/09_3_arms.ipynb), [0.2](00_2_figures_and_tables.ipynb), [0.3](00_3_versions.ipynb), [0.4](00_4_cache.ipynb) |
+# | how are experiments named, stored and checked? | [9.3](../09_grpo/09_3_arms.ipynb), [0.2](00_2_figures_and_tables.ipynb), [0.3](00_3_code_pieces.ipynb), [0.4](00_4_cache.ipynb) |
 # | can an agent succeed without looking? | [9.4](../09_grpo/09_4_shortcuts.ipynb) |
 # | what if calls cost something, or are few? | [12.3](../12_multi_turn/12_3_budget_and_penalty.ipynb) |
 # | what if the agent cannot keep all that it has seen? | [12.4](../12_multi_turn/12_4_context_management.ipynb), [12.4.1](../12_multi_turn/12_4_context_training.ipynb) |

@@ -258,7 +258,7 @@ for example in ('example.svg', 'tables/example.csv'):
 # The code below plays it out: 5000 times three seeds from a known distribution, and a count of how often
 # the interval holds the true mean.
 #
-# The mean is added up from left to right with `reduce`. From Python 3.12 on the built-in `sum` carries the
+# The mean is added up from left to right with `reduce`. In newer versions of Python the built-in `sum` carries the
 # rounding errors of floats along and gives other last digits, and a table must not depend on that.
 
 # %%

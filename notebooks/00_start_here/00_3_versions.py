@@ -13,27 +13,23 @@
 # ---
 
 # %% [markdown]
-# # 0.3 Code versions: hash the definitions that decide a result
+# # 0.3.1 Code versions: hash the definitions that decide a result
 #
-# A training run takes minutes, so this book stores what runs gave, beside a text that says which code made
-# them. Such a *version* should miss nothing: if a function changes on which a result depends, the version has
-# to change, or a stale number passes for a fresh one. It should also demand nothing: a corrected comment, a
-# function that moved to another file or a new experiment must leave it as it is, or hours of training are
-# thrown away for no reason. This section computes a version that does both. It starts at the function
-# that makes the result and follows the code, definition by definition.
+# A version of a stored result should miss nothing: if a function changes on which the result depends, the version has
+# to change, or a stale number passes for a fresh one. It should also demand nothing: a function that moved to
+# another file or a new experiment must leave it as it is. This section computes a version that does both. It starts
+# at the function that makes the result and follows the code, definition by definition, as pieces of section 0.3.
 #
-# **Time** 20 min. **Assumes** no other section. **Afterwards you can** say which edits of a code base make a
-# stored result out of date, and compute a version that notices just those.
+# **Time** 20 min. **Assumes** [0.3](00_3_code_pieces.ipynb). **Afterwards you can** say which edits of a code base
+# make a stored result out of date, and compute a version that notices just those.
 
 # %%
 #@save versions
 import ast
 import functools
-import hashlib
 import inspect
 import json
 import re
-import symtable
 import sys
 import textwrap
 from dataclasses import dataclass, field
@@ -41,180 +37,16 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-# %% [markdown]
-# ## What the code does, not how it is explained
-#
-# If we hashed the text of a file, every corrected comment would count. So we hash what Python makes of the
-# text. The syntax tree has no comments and no layout. (`ast.dump` writes fields that are empty in some
-# versions of Python and absent in others, so we write the tree ourselves.)
-
-# %%
-#@save
-def tree_text(node):
-    """A syntax tree as text, without its empty fields: the same text in every version of Python."""
-    if isinstance(node, ast.AST):
-        fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
-        return f'{type(node).__name__}({", ".join(f"{name}={tree_text(value)}" for name, value in fields)})'
-    return f'[{", ".join(map(tree_text, node))}]' if isinstance(node, list) else repr(node)
-
-# %%
-#@save
-def digest(text):
-    """Twelve hex digits of a text's SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-# %%
-plain = ast.parse('def double(x):\n    return 2 * x')
-laid_out = ast.parse('def double(x):  # twice\n\n    return (2 * x)')
-different = ast.parse('def double(x):\n    return x * 2')
-print('laid out otherwise:', tree_text(plain) == tree_text(laid_out))
-print('another product:', tree_text(plain) == tree_text(different))
-
-# %% [markdown]
-# Parts of a definition decide no result either, and are taken out of its tree: docstrings, the methods by
-# which Jupyter shows a value, and the decorator `cached` of section 0.4, which keeps a result and does not change
-# it. An import from `agentrl` inside a function is set aside. What it names is followed later, and where
-# that stands does not matter.
-
-# %%
-#@save
-def root_name(node):
-    """`a` of the expressions a, a.b, a[0] and a(...).b; None if there is no name at the root."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call | ast.Starred):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else None
-
-# %%
-#@save
-def imported_names(node):
-    """{name: full name} of what a statement imports; empty if it imports nothing."""
-    if isinstance(node, ast.ImportFrom):
-        return {one.asname or one.name: f'{node.module}.{one.name}' for one in node.names}
-    if isinstance(node, ast.Import):
-        return {one.asname or one.name.split('.')[0]: one.name if one.asname else one.name.split('.')[0]
-                for one in node.names}
-    return {}
-
-# %%
-#@save
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-KEEPS = ('cached',)                                                     # a decorator that only keeps results
-SHOWS = re.compile('_repr_.*_')                                         # methods by which Jupyter shows a value
-
-
-class OnlyCode(ast.NodeTransformer):
-    """Takes docstrings out of a tree, and what keeps or shows results; sets imports from agentrl aside."""
-
-    def __init__(self, whole=False):
-        self.whole, self.imports = whole, {}
-
-    def visit_definition(self, node):
-        body = node.body[ast.get_docstring(node, clean=False) is not None:]
-        if not self.whole:
-            body = [part for part in body if not (isinstance(part, DEFINITIONS) and SHOWS.fullmatch(part.name))]
-            node.decorator_list = [one for one in node.decorator_list if root_name(one) not in KEEPS]
-        node.body = body or [ast.Pass()]
-        return self.generic_visit(node)
-
-    def visit_import(self, node):
-        names = imported_names(node)
-        if not any(full.split('.')[0] == 'agentrl' for full in names.values()):
-            return node
-        self.imports |= names
-        return ast.Pass()
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_definition
-    visit_Import = visit_ImportFrom = visit_import
-
-# %%
-source = '''
-@cached
-def train(cfg):
-    """Train a policy."""
-    from agentrl.training import train_rl
-    return train_rl(cfg)
-'''
-trim = OnlyCode()
-print(ast.unparse(trim.visit(ast.parse(source).body[0])))
-print(trim.imports)
-
-# %% [markdown]
-# ## Which names does a definition use?
-#
-# Python's own symbol table answers: it knows the local variables of every function, so that what is left over
-# must come from the module.
-
-# %%
-#@save
-def global_names(node):
-    """Names that a statement takes from its module, also deep inside functions."""
-    found = set()
-
-    def look(table, top):
-        found.update(symbol.get_name() for symbol in table.get_symbols()
-                     if (symbol.is_referenced() if top else symbol.is_global()))
-        for child in table.get_children():
-            look(child, False)
-
-    look(symtable.symtable(ast.unparse(node), 'statement', 'exec'), True)
-    return found
-
-# %%
-print(sorted(global_names(ast.parse('''
-def total(rows, scale=SCALE):
-    return sum(weigh(row) for row in rows) * scale
-'''))))
-
-# %% [markdown]
-# A *piece* is code that counts as one: a function, a class, an assignment. It has a text, the names that it
-# uses, and the words in it: attributes, keywords and whole strings. Words matter because a field of a
-# configuration and an experiment in a table are used by name. A new field of a dataclass with a default decides
-# nothing until some code says its name, and a new experiment decides nothing for the others. Such pieces have a
-# `key`, and count only if their key is among the words.
-
-# %%
-#@save
-EVERY_FIELD = {'asdict', 'astuple', 'fields', 'vars', '__dict__'}       # they use all fields, and name none
-
-
-def words_in(node):
-    """Attributes, keywords and whole strings in a tree: what may name a field or an entry of a table."""
-    words = set()
-    for part in ast.walk(node):
-        words |= {getattr(part, 'attr', None), getattr(part, 'arg', None)}
-        words |= {part.value} if isinstance(part, ast.Constant) and isinstance(part.value, str) else set()
-        words |= {part.id} & EVERY_FIELD if isinstance(part, ast.Name) else set()
-    return words - {None}
-
-# %%
-#@save
-@dataclass(frozen=True)
-class Piece:
-    """Code that counts as one: its text, the names that it uses, the words in it.
-
-    `key` is the word without which it does not count: a field's name, an entry's key; '' if it always does.
-    """
-    text: str
-    uses: frozenset
-    words: frozenset
-    imports: tuple = ()
-    key: str = ''
-
-# %%
-#@save
-@functools.cache
-def make_piece(source, whole=False, key=''):
-    """The Piece of a statement or expression."""
-    trim = OnlyCode(whole)
-    node = trim.visit(ast.parse(source).body[0])
-    dotted = {text for part in ast.walk(node) if isinstance(part, ast.Attribute)
-              and re.fullmatch(r'[\w.]+', text := ast.unparse(part))}
-    return Piece(tree_text(node), frozenset(global_names(node) | set(trim.imports) | dotted),
-                 frozenset(words_in(node)), tuple(trim.imports.items()), key)
-
-# %%
-piece = make_piece('def step_reward(cfg): return -cfg.step_penalty * check(cfg)')
-print('uses:', sorted(piece.uses), '  words:', sorted(piece.words))
+from agentrl.pieces import (
+    DEFINITIONS,
+    EVERY_FIELD,
+    Piece,
+    digest,
+    global_names,
+    imported_names,
+    make_piece,
+    root_name,
+)
 
 # %% [markdown]
 # ## What a module defines
@@ -409,7 +241,7 @@ def pieces_of(space, name, whole=False):
 
 # %%
 #@save
-DECIDES_NOTHING = ('versions', 'cache', 'plotting', 'display')          # modules that keep or draw results
+DECIDES_NOTHING = ('pieces', 'versions', 'cache', 'plotting', 'display')    # modules that keep or draw results
 
 
 @functools.cache
@@ -465,11 +297,10 @@ def code_lines(reached, whole=False):
 
 # %%
 #@save
-def place_of(function, cells=None):
-    """(Space, name) of a function or class; `cells`: those of the notebook that defines it."""
-    function = inspect.unwrap(function)
-    name, module = function.__qualname__, function.__module__
-    cells = cells if cells is not None else getattr(function, '__globals__', {}).get('In')
+def place_of(thing, cells=()):
+    """(Space, name) of a function or class; `cells`: those of the notebook, if one defines it."""
+    thing = inspect.unwrap(thing)
+    name, module = thing.__qualname__, thing.__module__
     if module == '__main__' and cells:
         space = read_cells(tuple(cells))
     elif module.startswith('agentrl.'):
@@ -478,20 +309,30 @@ def place_of(function, cells=None):
         space = read_space(inspect.getsource(sys.modules[module]), module)
     if '<locals>' in name:                                              # it stands inside another function
         inner = Space(space.module, dict(space.definitions), space.imports, space.tables)
-        inner.add(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0])
-        space, name = inner, function.__name__
+        inner.add(ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0])
+        space, name = inner, thing.__name__
     return space, name
+
+
+# %%
+#@save
+def notebook_cells(function):
+    """The cells that ran in the notebook that defines a function, a list that grows; () outside of one."""
+    return getattr(inspect.unwrap(function), '__globals__', {}).get('In') or ()
+
 
 # %%
 #@save
 def code_version(function, words=(), cells=None, classes=()):
-    """Twelve hex digits for all code that decides what a function gives: its own and what that uses, and torch.
+    """Twelve hex digits for all code that decides what a function gives: its own, what that uses, and torch.
 
-    `words`: names and strings in its arguments; `classes`: dataclasses among them.
+    `words`: names and strings in its arguments; `classes`: dataclasses among them. `cells`: those of its notebook,
+    where the function has travelled to another process and no longer knows them.
     """
-    roots = [place_of(function, cells), *(place_of(one, cells) for one in classes)]
-    lines = code_lines(reach(roots, frozenset(words)))
+    cells = notebook_cells(function) if cells is None else cells
+    lines = code_lines(reach([place_of(one, cells) for one in (function, *classes)], words))
     return digest(json.dumps([version('torch').split('+')[0], lines]))
+
 
 # %% [markdown]
 # ## At work

@@ -20,10 +20,10 @@
 # code that has changed since. A *damaged* one was half written, or spoiled on disk. Here is a cache that
 # recognises both: an empty cache, or a broken one, changes only the time that a notebook takes.
 #
-# The key is built on the version of section 0.3. What is kept is arrays and JSON and no pickle, since reading a
+# The key is built on the version of section 0.3.1. What is kept is arrays and JSON and no pickle, since reading a
 # pickle executes whatever stands in it, and a file that came from somebody else should not.
 #
-# **Time** 15 min. **Assumes** [0.3](00_3_versions.ipynb). **Afterwards you can** keep the result of a slow
+# **Time** 15 min. **Assumes** [0.3.1](00_3_versions.ipynb). **Afterwards you can** keep the result of a slow
 # function on disk, and say which edits of code or damage to a file make it run again.
 
 # %%
@@ -46,7 +46,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from agentrl.versions import code_version, digest
+from agentrl.pieces import digest
+from agentrl.versions import code_version, notebook_cells
 
 # %% [markdown]
 # What is kept lies in one folder of the repository, which git ignores. To forget everything, delete it. A few
@@ -72,7 +73,7 @@ def weights_dir():
 #
 # Arguments should be a *configuration*: names, numbers, frozen dataclasses. A tensor is refused. Of a dataclass
 # only the fields that depart from their defaults count, so that a new field leaves every old key as it was. (A
-# default itself counts as code, by section 0.3.)
+# default itself counts as code, by section 0.3.1.)
 
 # %%
 #@save
@@ -119,7 +120,7 @@ def train(arm, seed=0):
     return f'{arm}, seed {seed}'
 
 
-print('another seed:', result_key(train, {'arm': 'default', 'seed': 0})
+print('the same key for another seed:', result_key(train, {'arm': 'default', 'seed': 0})
       == result_key(train, {'arm': 'default', 'seed': 1}))
 try:
     result_key(train, {'arm': torch.zeros(2)})
@@ -224,7 +225,7 @@ def read_kept(path, key):
         return []
     found = open_kept(path.read_bytes(), key)
     if not found:
-        warnings.warn(f'the kept result {path.name} is damaged; it is made again', stacklevel=4)
+        warnings.warn(f'the kept result {path.name} is damaged; it is made again', stacklevel=3)
     return found
 
 
@@ -274,7 +275,7 @@ def lock_for(path):
 def make_and_keep(path, key, make):
     """The result of make(), read if another process has just made it, else made and written to `path`."""
     with lock_for(path):
-        if found := read_kept(path, key):
+        if path.exists() and (found := open_kept(path.read_bytes(), key)):
             return found[0]
         with one_thread():
             content = kept_bytes(key, make())
@@ -295,7 +296,7 @@ def cached(function):
     for results that have no plain description.
     """
     name = re.sub(r'[^\w.]', '_', function.__qualname__)
-    cells = getattr(function, '__globals__', {}).get('In')      # a notebook's list, which grows as cells run
+    cells = notebook_cells(function)                            # a list, which grows as cells run
 
     def key(*args, **kwargs):
         bound = inspect.signature(function).bind(*args, **kwargs)

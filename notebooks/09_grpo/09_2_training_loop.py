@@ -112,7 +112,7 @@ for wrong in mistakes:
 #
 # A pass rate says that something changed, behaviour says what. All of it is read from `info`, averaged over
 # episodes; counts come along so that intervals can be computed. `malformed` is a rate a call. Floats are
-# added up by `reduce`, from left to right, since `sum` gives them other last digits from Python 3.12 on.
+# added up by `reduce`, from left to right, since `sum` gives them other last digits in newer versions of Python.
 
 # %%
 #@save

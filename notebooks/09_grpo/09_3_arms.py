@@ -44,11 +44,12 @@ from tqdm import tqdm
 from agentrl.base import DEMONSTRATED, make_rl_base
 from agentrl.cache import cached, parts_of
 from agentrl.model import TinyAgent
+from agentrl.pieces import digest
 from agentrl.plotting import figures_dir
 from agentrl.tasks import EDIT_OPS, make_tasks
 from agentrl.tokenizer import build_tokenizer
 from agentrl.training import RLConfig, evaluate, train_rl
-from agentrl.versions import code_version, digest
+from agentrl.versions import code_version
 
 # %% [markdown]
 # ## The arms
@@ -134,7 +135,7 @@ def policy_from(weights):
 # ## A study, and the version of a run
 #
 # A study is what one function can train. The *version* of a run changes with the settings of its arm and with any
-# code that decides its result: section 0.3 starts at the function `train` and follows the code, definition by
+# code that decides its result: section 0.3.1 starts at the function `train` and follows the code, definition by
 # definition. A stored row of another version is not used, it is made again.
 
 # %%
