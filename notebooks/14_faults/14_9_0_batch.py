@@ -20,8 +20,9 @@
 # masks. The first question is which estimator made the advantages, since an error for one is right for
 # another.
 #
-# **Time** 20 min. **Assumes** [14.1](14_1_masks.ipynb), [14.5](14_5_groups.ipynb), [14.6](14_6_ratios.ipynb). **Afterwards you can**
-# recognise the estimator behind a batch's advantages, and see turned signs, shuffled rows and wrong log-probabilities.
+# **Time** 20 min. **Assumes** [14.1](14_1_masks.ipynb), [14.5](14_5_groups.ipynb), [14.6](14_6_ratios.ipynb).
+# **Afterwards you can** recognise the estimator behind a batch's advantages, and see turned signs, shuffled rows and
+# wrong log-probabilities.
 
 # %%
 #@save batch_faults
@@ -37,9 +38,10 @@ from agentrl.ratio_faults import check_lower_clip
 # %% [markdown]
 # ## Which estimator is it?
 #
-# Each estimator turns the rewards of a batch into one number a row. A group's deviation is the sample's (TRL,
-# verl) or the population's (the book). A batch-wide scale or whitening is fitted: slope and shift are free, but the slope must be
-# positive. Another baseline (ReMax, OPO) leaves the slope at 1 and shifts each group by a number of its own.
+# Each estimator turns the rewards of a batch into one number per row. A group's deviation is the sample's (TRL,
+# verl) or the population's (the book). A batch-wide scale or whitening is fitted: slope and shift are free, but the
+# slope must be positive. Another baseline (ReMax, OPO) leaves the slope at 1 and shifts each group by a number of its
+# own.
 
 # %%
 #@save
@@ -116,8 +118,9 @@ print('batch scale:', recognise(centred / reward.std(), reward, group))
 print('turned:     ', recognise(-centred, reward, group))
 
 # %% [markdown]
-# The check follows. Rows that hold several advantages (GAE, credit by calls) are not judged here. A row order that was lost shows in
-# the numbers themselves: sorted they are right, and in their place they are not.
+# The check follows. Rows that hold several advantages (GAE, credit by calls) are not judged here. If the rows of
+# rewards and advantages are in different orders, the numbers themselves show it: sorted they are those of a known
+# estimator, and in their places they are not.
 
 # %%
 #@save
@@ -267,6 +270,11 @@ def check_engine_zeros(logp, train_logp, action_mask, shortest=2):
 
 # %% [markdown]
 # ## Rows, prompts and positions
+#
+# Two rows of a group that were sampled alike may be chance, if their probability is not small: we speak up where the
+# whole batch would show such a pair less than once in a thousand times. A critic that gives one value everywhere has
+# learned nothing or was not asked. The ids, the attention mask and the positions must tell the same story about where
+# the prompt begins.
 
 # %%
 #@save
@@ -332,9 +340,9 @@ def check_positions(position_ids, attention_mask):
 # %% [markdown]
 # ## Importance weights
 #
-# A weight is its ratio, capped above, maybe times one factor for the batch, maybe rounded to 8 bits. The ratio is that of
-# a token or, where a row has one weight, that of the row (14.6). A floor shows as many weights of one value above their
-# ratios, a missing cap as a weight beyond any cap in use.
+# An importance weight is its ratio, capped above. Some trainers multiply all weights by one factor for the batch, and some
+# round them to 8 bits. The ratio is that of a token or, where a row has one weight, that of the row (14.6). A floor
+# shows as many weights of one value above their ratios, and a missing cap as a weight beyond any cap in use.
 
 # %%
 #@save
@@ -419,8 +427,8 @@ for name, wrong in (('floor', log_ratio.exp().clamp(0.5, 2)), ('no cap', log_rat
 # %% [markdown]
 # ## What was seen
 #
-# Five estimators that compare within groups were told apart by their numbers alone, and so was the batch's scale. A turned sign, two
-# rows in each other's place, a floor and a missing cap were named, and the right versions passed. None of this needs
-# a field beyond those that a trainer has at hand anyway.
+# Five estimators that compare within groups were told apart by their numbers alone, and so was the batch's scale. A
+# turned sign, two rows in each other's place, a floor and a missing cap were named, and the right versions passed.
+# None of this needs a field beyond those that a trainer has at hand anyway.
 #
 # **Try it.** Add 0.1 to all advantages of the second group. Which estimator is recognised, and why is that no error?

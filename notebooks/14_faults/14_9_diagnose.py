@@ -17,10 +17,10 @@
 #
 # The checks of this chapter in one call. `diagnose` takes the tensors that you can dump from a training
 # step, runs every check for which they suffice, and says of the others what they would need. We try it on
-# batches of the book's own trainer and on tensors laid out as TRL and verl document them. 14.9.3 makes it a command,
+# batches of the book's own trainer and on tensors that are laid out by hand as TRL and verl document them. 14.9.3 makes it a command,
 # 14.9.4 gives it each exhibit's wrong version, and 14.9.5 leads from a symptom to the section that explains it.
 #
-# **Time** 25 min. **Assumes** [14.1](14_1_masks.ipynb) to [14.9.2](14_9_2_layouts.ipynb). **Afterwards you can**
+# **Time** 20 min. **Assumes** [14.1](14_1_masks.ipynb) to [14.9.2](14_9_2_layouts.ipynb). **Afterwards you can**
 # hand one step of your own trainer to every check, read what is red, and supply what the others lack.
 
 # %%
@@ -127,6 +127,9 @@ CHECKS = (
 
 # %% [markdown]
 # ## The report
+#
+# A report answers two questions before all others: are the right tokens trained, and are the advantages right? It lists
+# all checks, with what they found or what they lack, and it names the question that no check could judge.
 
 
 # %%
@@ -363,7 +366,7 @@ print(diagnose(dump, action_mask=mask_faults.shifted(dump['action_mask'], -1)))
 # ## A batch as TRL lays it out
 #
 # Two prompts of different length, padded at the left; completions with a tool's answer in the middle,
-# padded at the right. Beside it the same batch with `tool_mask` forgotten, which leaves the engine's zeros
+# padded at the right. Beside it stands the same batch with `tool_mask` forgotten, which leaves the engine's zeros
 # as witness.
 
 # %%

@@ -16,8 +16,8 @@
 # # 14.9.3 Diagnose a dump from the command line
 #
 # A sick run is often somewhere else: on a cluster, in another environment, as files. `python -m agentrl.doctor
-# PATH...` reads such dumps, one batch a file, and prints the report of 14.9 for each. It imports torch and no
-# gym, and it trusts nobody: a file is read with `weights_only=True`, which refuses pickled code.
+# PATH...` reads such dumps, one batch per file, and prints the report of 14.9 for each. It imports torch and no
+# gym, and it does not trust the file: it reads with `weights_only=True`, which refuses pickled code.
 #
 # **Time** 10 min. **Assumes** [14.9](14_9_diagnose.ipynb). **Afterwards you can** hand a dump on disk to every
 # check, and let a script act on the exit code.
@@ -36,9 +36,9 @@ from agentrl.diagnosis import Report, diagnose, new_line, questions_left
 # %% [markdown]
 # ## Samples as slime and miles keep them
 #
-# Both dump a list of samples, each with its `tokens`, a `response_length`, a `loss_mask` over the response, a
-# `reward` and the engine's `rollout_log_probs`. We pad them at the right. What they call `group_index` is our
-# group.
+# By their public sources both dump a list of samples, each with its `tokens`, a `response_length`, a `loss_mask` over
+# the response, a `reward` and the engine's `rollout_log_probs`. We pad them at the right. What they call `group_index`
+# is our group. The samples of this section are made by hand: no file that a run of either wrote was at hand to try.
 
 # %%
 #@save
@@ -111,7 +111,8 @@ def diagnose_file(path):
 # %% [markdown]
 # ## The command
 #
-# The exit code is 1 if a dump is sick, else 2 if of one there is not enough to say, else 0.
+# The exit code is 1 if any dump is sick. Otherwise it is 2 if for any dump there is not enough to say, or it cannot be
+# read, and 0 if all are healthy.
 
 # %%
 #@save
@@ -158,13 +159,13 @@ torch.save({'rollout_id': 4, 'samples': shifted_samples}, 'rollout_4.pt')
 Path('notes.pt').write_bytes(b'no dump')
 for name in ('rollout_3.pt', 'rollout_4.pt', 'notes.pt'):
     report = diagnose_file(name)
-    print(name, '-', report.verdict, '-', ', '.join(report.names('red')))
+    print(name, '-', report.verdict, '-', ', '.join(report.names('red')) or 'nothing red')
     print('exit code', EXIT_CODES[report.verdict])
 
 # %% [markdown]
 # ## What was seen
 #
-# A dump of samples alone has no advantages, so that the first is "not enough to say", with exit code 2. The mask
-# that is shifted by one is sick, code 1, and the file that is no dump gets a report and no traceback.
+# A dump of samples alone has no advantages, so that of the first there is not enough to say, and the exit code is 2. The
+# dump whose mask is shifted by one is sick, with exit code 1. The file that is no dump gets a report and no traceback.
 #
 # **Try it.** Add `advantages` to a dump of your own, as a mapping in the layout of 14.9, and run the command on it.
