@@ -9,7 +9,7 @@ import pytest
 from agentrl.arms import GRPO, KEY, TABLES, read_runs
 from tools import sweep_check
 from tools.runs import studies
-from tools.sweep_check import check, differences, stored_runs
+from tools.sweep_check import check, differences, parting, stored_runs
 
 DRAW = int.from_bytes(os.urandom(4), "big")
 
@@ -54,6 +54,24 @@ def test_a_digit_that_differs_is_found():
         result = stored_result(run)
         change(result)
         assert differences(GRPO, run, result) == [says]
+
+
+def test_a_run_of_another_processor_may_part_late_and_not_early():
+    run = ("default", 0, 1)
+    late = stored_result(run)
+    late["history"][25]["passes"] += 1
+    late["history"][39]["grad_norm"] += 1.0
+    late["heldout"]["passes"] += 1
+    assert parting(GRPO, run, late) == 25 and differences(GRPO, run, late) == []
+    assert differences(GRPO, run, late, strict=True) == ["history: passes, grad_norm", "heldout: passes"]
+    early = stored_result(run)
+    early["history"][5]["passes"] += 1
+    assert parting(GRPO, run, early) is None and differences(GRPO, run, early) == ["history: passes"]
+    end = stored_result(run)  # a run that has not parted has to end in the stored counts
+    end["history"][39]["grad_norm"] += 1.0
+    assert differences(GRPO, run, end) == []
+    end["heldout"]["passes"] += 1
+    assert differences(GRPO, run, end) == ["heldout: passes"]
 
 
 def test_what_differs_and_what_fails_is_said_with_arm_and_seed(monkeypatch):

@@ -9,6 +9,7 @@ Nothing is stored when a cell fails: figures, too, are drawn into a temporary fo
 """
 
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -33,6 +34,7 @@ from tqdm import tqdm
 
 from tools.depends import notebook_code, notebook_key
 from tools.figures import made, stage
+from tools.kernels import fork_kernels
 from tools.notebooks import (
     KERNEL_ENV,
     ROOT,
@@ -224,7 +226,11 @@ def main(
     total = sum(len(code_cells(read_source(path))) for path in todo)
     quiet = 0.5 if sys.stderr.isatty() else 20
     bar = tqdm(total=total, unit="cell", mininterval=quiet, disable=not todo)
-    with bar, ThreadPoolExecutor(jobs) as pool:
+    with contextlib.ExitStack() as stack:
+        if len(todo) > 2 and sys.platform == "linux":
+            stack.callback(fork_kernels())
+        stack.enter_context(bar)
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
         runs = {pool.submit(store, path, timeout, bar.update): path for path in todo}
         for run in as_completed(runs):
             path = runs[run]

@@ -12,10 +12,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
-QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # else the allocator of pyarrow starts a thread
+# One thread for torch, as in all kernels of the book, and none for the allocator of pyarrow.
+QUIET = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 LIBRARIES = ("torch._dynamo", "numpy", "scipy.stats", "pyarrow.compute", "ipykernel.kernelapp")
 
 
@@ -92,9 +94,12 @@ def fork_kernels() -> Callable[[], None]:
         start_new_session=True,
     )
 
+    lock = threading.Lock()
+
     def ask(**question) -> int | None:
-        print(json.dumps(question), file=server.stdin, flush=True)
-        return json.loads(server.stdout.readline())
+        with lock:
+            print(json.dumps(question), file=server.stdin, flush=True)
+            return json.loads(server.stdout.readline())
 
     usual = local_provisioner.launch_kernel
     if json.loads(server.stdout.readline()) == 1:

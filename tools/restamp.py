@@ -4,12 +4,12 @@
     python -m tools.restamp --why "..." --draw 4 --study grpo --before HEAD~3
 
 Of every study whose version has moved, `--draw` runs are made again and compared with the stored rows: counts to the
-last digit, sums of many products to 1e-6. A run that differs may only have been stored on another processor, which rounds
-otherwise; so it is made once more, here, by the code of the commit `--before`, and then every digit has to be equal. If
-one is not, no table is written: the code has changed a result, and its runs have to be made again (`make sweep`).
-Otherwise the rows get the new version, and figures/restamps.csv a line for each study: date, what changed, versions
-before and after, how many runs were made again, and to what they were equal. The credit lab (section 7.6) is treated as
-a study whose runs are tasks, and the results in figures/weights are made again as well.
+last digit, sums of many products to 1e-6. A run that differs may only have been stored on another processor, which
+rounds otherwise. So it is made once more, here, by the code of the commit `--before`, and then every digit has to be
+equal. If one is not, no table is written: the code has changed a result, and its runs have to be made again
+(`make sweep`). Otherwise the rows get the new version, and figures/restamps.csv a line for each study: date, what
+changed, versions before and after, how many runs were made again, and to what they were equal. The credit lab (section
+7.6) is treated as a study whose runs are tasks, and the results in figures/weights are made again as well.
 """
 
 import csv
@@ -28,7 +28,7 @@ import pandas as pd
 import typer
 from tqdm import tqdm
 
-from agentrl.arms import TABLES, Study, check_study, read_runs, runs_path
+from agentrl.arms import TABLES, Study, check_study, read_runs, run_tables, runs_path
 from agentrl.cache import write_kept
 from agentrl.credit_lab import lab_path, lab_task
 from agentrl.pieces import digest

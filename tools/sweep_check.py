@@ -5,11 +5,11 @@
     python -m tools.sweep_check --study grpo --arms default          the runs of an arm
 
 Where the runs were stored, whatever is counted is equal, and so is all that is computed from counts. Another processor
-rounds the sums of a matrix product differently. Training multiplies such a difference step by step, until some token in
-some episode is another one: the run *parts* from the stored one. So the first SURE steps must be equal in all counts and
-agree to CLOSE in sums of many products; a run that has not parted by its end must also end in the stored counts; and one
-that parts later is named, with its step, and is no failure. (`make restamp` compares two codes on one machine, where
-every digit is equal.)
+rounds the sums of a matrix product differently. Training multiplies such a difference step by step, until some token
+in some episode is another one: the run *parts* from the stored one. So the first SURE steps must be equal in all
+counts and agree to CLOSE in sums of many products. A run that has not parted by its end must also end in the stored
+counts. One that parts later is named, with its step, and is no failure. (`make restamp` compares two codes on one
+machine, where every digit is equal.)
 """
 
 import io
