@@ -1,17 +1,15 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_diagnose.py. Do not edit: change it there, then `make export`.
-# Body: a89e8890a6a58703
+# Body: 6dccb80452e0ad56
 """14.9 Diagnose a batch from any trainer."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 
-import pandas as pd
 import torch
-import torch.nn.functional as F
 
 from agentrl import (
+    batch_faults,
     credit_faults,
     cut_faults,
     group_faults,
@@ -21,148 +19,14 @@ from agentrl import (
     run_faults,
     weight_faults,
 )
-from agentrl.advantages import compute_advantages
 from agentrl.aggregation import loss_weights
+from agentrl.batch_faults import IN_GROUPS
+from agentrl.batch_fields import ALL_FIELDS, read_batch, rounding_of, with_guess
 from agentrl.credit import outcome_rewards, returns_to_go
-from agentrl.environment import parse_call
-from agentrl.episodes import collate
-from agentrl.packing import action_log_probs
-from agentrl.step_groups import call_texts
+from agentrl.layouts import read_layout
+
 
 # 14_faults/14_9_diagnose, cell 2
-BATCH_FIELDS = {
-    'tokens': {
-        'ids': 'token ids', 'owner': 'who wrote each (OWNER of 5.2, -1: padding)',
-        'turn': 'call number, -1: none', 'attention_mask': '0 on padding',
-    },
-    'columns': {
-        'action_mask': '1 where the predicted token is trained', 'advantages': 'also one a row',
-        'logp': "the engine's log-prob, 0 where it did not sample",
-        'train_logp': "the trainer's log-prob before the update",
-        'rewards': 'token rewards as the environment paid them', 'values': 'of the critic',
-        'returns': 'what the critic is fitted to; without a critic, rewards to go',
-        'weights': 'token importance weights', 'token_weights': 'from effective_weights (14.7)',
-    },
-    'rows': {
-        'reward': 'of the episode', 'group': 'a code for each prompt', 'episode': 'a code for each episode',
-        'truncated': 'cut by a limit that the agent does not see',
-        'final_value': "the critic's value after the cut",
-        'sequence_weights': 'importance weights of rows',
-    },
-    'lists': {
-        'errors': 'None, or what went wrong, a row', 'retries': 'how often a row was tried again',
-        'sampled_ids': 'ids that the engine returned, a row', 'contexts': 'ids it was given, a call of a row',
-        'key': 'what names a row in every run', 'rerun_key': 'the keys of rerun_ids',
-    },
-    'others': {
-        'calls': 'a table with a line a call (14.4)', 'rerun_ids': 'ids of a second run with the same seed',
-        'gamma': 'discount', 'lam': 'of GAE', 'loss_agg': 'token_mean, ... (6.2)',
-        'sequence_kind': 'sum or mean (14.6)', 'weight_cap': 'upper clip of sequence weights',
-        'same_weights': 'are train_logp and logp of the same weights?',
-    },
-}
-ALL_FIELDS = tuple(name for names in BATCH_FIELDS.values() for name in names)
-MASKS_OF_01 = ('action_mask', 'attention_mask', 'truncated')
-
-
-# 14_faults/14_9_diagnose, cell 3
-def shape_of(name, ids_shape, kind):
-    """The shape that a field must have, given that of ids (or of action_mask, plus a column)."""
-    n_rows, width = ids_shape
-    return {'tokens': (n_rows, width), 'columns': (n_rows, width - 1), 'rows': (n_rows,)}[kind]
-
-
-# 14_faults/14_9_diagnose, cell 3
-def read_field(name, value, shape, others=()):
-    """One array as a tensor of this shape, or one of `others`; ValueError for anything else."""
-    try:
-        tensor = torch.as_tensor(value).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f'{name} is not an array: {error}') from error
-    if tuple(tensor.shape) not in (shape, *others):
-        allowed = ' or '.join(str(list(s)) for s in (shape, *others))
-        raise ValueError(f'{name} has shape {list(tensor.shape)}; allowed: {allowed}')
-    if name in MASKS_OF_01 and ((tensor != 0) & (tensor != 1)).any():
-        at = ((tensor != 0) & (tensor != 1)).nonzero()[0].tolist()
-        raise ValueError(
-            f'{name} holds {tensor[tuple(at)].item()} at {at}; a mask holds 0 and 1 (or False and True)'
-        )
-    return tensor
-
-
-# 14_faults/14_9_diagnose, cell 3
-def check_finite(name, tensor, where):
-    """ValueError unless `tensor` is finite where `where` is set."""
-    bad = ~tensor.isfinite() & where
-    if bad.any():
-        at = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f'{name} is {tensor[tuple(at)].item()} at {at}; what is used must be finite. '
-            'If this row failed, say so in errors'
-        )
-
-
-# 14_faults/14_9_diagnose, cell 4
-def codes(labels):
-    """Labels of any kind, one a row, as numbers."""
-    labels = [str(label) for label in (labels.tolist() if hasattr(labels, 'tolist') else labels)]
-    number = {label: n for n, label in enumerate(dict.fromkeys(labels))}
-    return [number[label] for label in labels]
-
-
-# 14_faults/14_9_diagnose, cell 4
-def read_batch(batch):
-    """Known fields of a mapping in the book's layout, as tensors and lists, and the unknown names."""
-    kinds = {name: kind for kind, names in BATCH_FIELDS.items() for name in names}
-    unknown = [str(name) for name in batch if name not in kinds]
-    for name in unknown:
-        if close := get_close_matches(name, [k for k in kinds if k not in batch], n=1, cutoff=0.85):
-            raise ValueError(f'{name!r} is not a field of a batch; did you mean {close[0]!r}?')
-    if 'action_mask' not in batch:
-        raise ValueError(
-            'a batch needs action_mask [B, T-1]; give it, or a batch of TRL or verl (from_trl, from_verl)'
-        )
-    mask = torch.as_tensor(batch['action_mask'])
-    if mask.dim() != 2:
-        raise ValueError(f'action_mask has shape {list(mask.shape)}; allowed: [B, T-1]')
-    ids_shape = (mask.shape[0], mask.shape[1] + 1)
-    read = {}
-    for name, kind in kinds.items():
-        if name not in batch or batch[name] is None:
-            continue
-        if name in ('group', 'episode'):
-            batch = {**batch, name: codes(batch[name])}
-        if kind in ('tokens', 'columns', 'rows'):
-            others = [ids_shape[:1]] if name == 'advantages' else []
-            read[name] = read_field(name, batch[name], shape_of(name, ids_shape, kind), others)
-        elif kind == 'lists' and name != 'rerun_key' and len(batch[name]) != len(mask):
-            raise ValueError(f'{name} has {len(batch[name])} entries; allowed: {len(mask)}, one a row')
-        else:
-            read[name] = batch[name]
-    return finite_batch(read), unknown
-
-
-# 14_faults/14_9_diagnose, cell 5
-def finite_batch(read):
-    """The fields with what is not used set to 0; ValueError for what is used and not finite."""
-    healthy = torch.tensor([error is None for error in read.get('errors', [None] * len(read['action_mask']))])
-    kept = read['action_mask'].bool() & healthy[:, None]
-    for name, tensor in read.items():
-        if torch.is_tensor(tensor) and tensor.is_floating_point():
-            where = kept if tensor.dim() == 2 and tensor.shape == kept.shape else healthy
-            check_finite(name, tensor, where)
-            read[name] = tensor.double().nan_to_num(0.0, 0.0, 0.0)
-    for name in ('sequence_weights', 'final_value', 'reward'):
-        read |= {name: read[name].double()} if name in read else {}
-    if 'rerun_ids' in read:
-        read['rerun_ids'] = torch.as_tensor(read['rerun_ids'])
-    needed = cut_faults.CALL_FIELDS
-    if 'calls' in read and (missing := [name for name in needed if name not in read['calls']]):
-        raise ValueError(f'calls lacks {", ".join(missing)}; it needs {", ".join(needed)}, and may have row')
-    return read
-
-
-# 14_faults/14_9_diagnose, cell 7
 @dataclass(frozen=True)
 class Check:
     """A check: name, section, function, checks that must be green before it, fields that replace it."""
@@ -172,6 +36,9 @@ class Check:
     function: Callable
     after: tuple = ()
     unless: tuple = ()
+    result: str = 'red'  # or 'suspicious': what a finding means
+    any_of: tuple = ()  # fields of which one must be there
+    only: tuple = ()  # the estimators that it is for, if one is known
 
     def arguments(self):
         """Names of the arguments, and of those without which it cannot run."""
@@ -180,16 +47,27 @@ class Check:
         return used, [p.name for p in parameters if p.default is p.empty]
 
 
-# 14_faults/14_9_diagnose, cell 8
-RESULTS = ('red', 'green', 'not run')
+# 14_faults/14_9_diagnose, cell 3
+RESULTS = ('red', 'suspicious', 'green', 'not run')
 MASK = ('action mask', 'sampled mask', 'padding')
+
+
+# 14_faults/14_9_diagnose, cell 4
 CHECKS = (
     Check('action mask', '14.1', mask_faults.check_action_mask),
-    Check('sampled mask', '14.1', mask_faults.check_sampled_mask, unless=('owner',)),
+    Check('sampled mask', '14.1', batch_faults.check_scored_tokens, unless=('owner',)),
     Check('padding', '14.1', mask_faults.check_padding, after=('action mask', 'sampled mask')),
+    Check('ids', '14.9.0', batch_faults.check_given_ids),
+    Check('left padding', '14.9.0', batch_faults.check_left_padding),
+    Check('positions', '14.9.0', batch_faults.check_positions, after=('left padding',)),
+    Check('engine zeros', '14.9.0', batch_faults.check_engine_zeros, after=MASK, unless=('owner',)),
+    Check('log-prob range', '14.9.0', batch_faults.check_log_prob_range, any_of=('logp', 'train_logp', 'ref_logp')),
+    Check('reference', '14.9.0', batch_faults.check_reference),
+    Check('critic', '14.9.0', batch_faults.check_critic, after=MASK),
+    Check('nothing to learn', '14.9.0', batch_faults.check_silent, after=MASK, result='suspicious'),
     Check('token rewards', '14.2', credit_faults.check_token_rewards, after=MASK),
     Check('returns', '14.2', credit_faults.check_returns, after=(*MASK, 'token rewards'), unless=('values',)),
-    Check('GAE', '14.2', credit_faults.check_token_gae, after=(*MASK, 'token rewards')),
+    Check('GAE', '14.2', credit_faults.check_token_gae, after=(*MASK, 'token rewards'), only=('gae',)),
     Check('token ids', '14.3', identity_faults.check_token_ids, after=MASK),
     Check('call contexts', '14.3', identity_faults.check_call_contexts, after=(*MASK, 'token ids')),
     Check(
@@ -198,19 +76,70 @@ CHECKS = (
     Check('trained once', '14.3', identity_faults.check_trained_once, after=MASK),
     Check('cut calls', '14.4', cut_faults.check_cut_calls),
     Check('timeouts', '14.4', cut_faults.check_timeouts, after=(*MASK, 'token rewards')),
-    Check('group spread', '14.5', group_faults.check_group_spread, after=MASK),
-    Check('errored rows', '14.5', group_faults.check_errored_rows, after=MASK),
+    Check('estimator', '14.9.0', batch_faults.check_estimator, after=(*MASK, 'token rewards')),
+    Check('group spread', '14.5', group_faults.check_group_spread, after=(*MASK, 'estimator'), only=IN_GROUPS),
+    Check('errored rows', '14.5', group_faults.check_errored_rows, after=MASK, only=IN_GROUPS),
     Check('sequence ratio', '14.6', ratio_faults.check_sequence_ratio, after=MASK),
-    Check('lower clip', '14.6', ratio_faults.check_lower_clip, after=MASK),
+    Check('sampler gap', '14.9.0', batch_faults.check_sampler_gap, after=MASK),
+    Check('copied log-probs', '14.9.0', batch_faults.check_copied_log_probs, after=MASK, result='suspicious'),
+    Check('lower clip', '14.6', batch_faults.check_raised_weights, after=MASK),
+    Check('weight range', '14.9.0', batch_faults.check_weight_range, after=(*MASK, 'lower clip')),
+    Check('twins', '14.9.0', batch_faults.check_twins, after=MASK),
     Check('token weights', '14.7', weight_faults.check_token_weights, after=MASK),
-    Check('fan-out', '14.7', weight_faults.check_fan_out, after=MASK),
+    Check('fan-out', '14.7', weight_faults.check_fan_out, after=MASK, only=IN_GROUPS),
     Check('lost rollouts', '14.8', run_faults.check_lost_rollouts),
     Check('rerun', '14.8', run_faults.check_rerun),
     Check('quota errors', '14.8', run_faults.check_quota_errors),
 )
 
 
-# 14_faults/14_9_diagnose, cell 9
+# 14_faults/14_9_diagnose, cell 5
+QUESTIONS = {
+    'the mask': MASK,
+    'the advantages': ('estimator', 'group spread', 'GAE', 'returns', 'errored rows'),
+}
+
+
+# 14_faults/14_9_diagnose, cell 5
+def questions_left(lines):
+    """Which of QUESTIONS no check answered, with what its checks need: {question: text}."""
+    lines = {line['check']: line for line in lines}
+    judged = ('red', 'suspicious', 'green')
+    return {
+        question: '; or '.join(dict.fromkeys(
+            lines[name]['evidence'] for name in names if name in lines and lines[name]['evidence']
+        ))
+        for question, names in QUESTIONS.items()
+        if not any(name in lines and lines[name]['result'] in judged for name in names)
+    }
+
+
+# 14_faults/14_9_diagnose, cell 6
+def line_text(line):
+    """A line of a report as text: result, section, check, what was found, and where."""
+    what = ': '.join(part for part in (line['fault'], line['evidence']) if part)
+    place = '' if line['row'] is None else f' (row {line["row"]}, column {line["column"]})'
+    return f'{line["result"]:11}{line["section"]:7}{line["check"]:17}{what}{place}'
+
+
+# 14_faults/14_9_diagnose, cell 6
+def report_text(report):
+    """A report as text, what is red first, and at the end the questions that are open."""
+    lines = sorted(report.lines, key=lambda line: RESULTS.index(line['result']))
+    left = [f'open: {question}: {needs}' for question, needs in questions_left(lines).items()]
+    return '\n'.join([report.summary(), *map(line_text, lines), *left])
+
+
+# 14_faults/14_9_diagnose, cell 6
+def lines_table(lines):
+    """The lines of a report as a data frame, `row` and `column` as whole numbers that may be missing."""
+    import pandas as pd
+
+    columns = ['check', 'section', 'result', 'fault', 'evidence', 'row', 'column']
+    return pd.DataFrame(lines, columns=columns).astype({'row': 'Int64', 'column': 'Int64'})
+
+
+# 14_faults/14_9_diagnose, cell 7
 @dataclass
 class Report:
     """What `diagnose` found: a line a check, the layout that was read, and names that were not used."""
@@ -220,164 +149,110 @@ class Report:
     unused: list = field(default_factory=list)
 
     def names(self, result):
-        """Names of the checks with this result: 'red', 'green' or 'not run'."""
+        """Names of the checks with this result: 'red', 'suspicious', 'green' or 'not run'."""
         return [line['check'] for line in self.lines if line['result'] == result]
 
     @property
+    def verdict(self):
+        """'sick', 'healthy' or 'not enough to say'."""
+        if self.names('red') and self.layout != 'none':
+            return 'sick'
+        return 'not enough to say' if self.layout == 'none' or questions_left(self.lines) else 'healthy'
+
+    @property
     def healthy(self):
-        """No check is red. (Checks that did not run say nothing.)"""
-        return not self.names('red')
+        """No check is red, and both the mask and the advantages were judged."""
+        return self.verdict == 'healthy'
 
     def table(self):
         """All lines as a table: check, section, result, fault, evidence, row, column."""
-        columns = ['check', 'section', 'result', 'fault', 'evidence', 'row', 'column']
-        return pd.DataFrame(self.lines, columns=columns).astype({'row': 'Int64', 'column': 'Int64'})
+        return lines_table(self.lines)
 
     def summary(self):
-        count = {result: len(self.names(result)) for result in RESULTS}
         unused = f'; not used: {", ".join(self.unused)}' * bool(self.unused)
-        return f'{self.layout} layout: ' + ', '.join(f'{n} {result}' for result, n in count.items()) + unused
+        counts = ', '.join(f'{len(self.names(result))} {result}' for result in RESULTS)
+        return f'{self.layout} layout, {self.verdict}: {counts}{unused}'
 
     def __repr__(self):
-        text = [self.summary()]
-        for line in sorted(self.lines, key=lambda line: RESULTS.index(line['result'])):
-            what = ': '.join(part for part in (line['fault'], line['evidence']) if part)
-            place = '' if line['row'] is None else f' (row {line["row"]}, column {line["column"]})'
-            text.append(f'{line["result"]:8}{line["section"]:6}{line["check"]:16}{what}{place}')
-        return '\n'.join(text)
+        return report_text(self)
 
     def _repr_html_(self):
         table = self.table().astype(object).fillna('').to_html(index=False, escape=True)
         return f'<p>{self.summary()}</p>{table}'
 
 
-# 14_faults/14_9_diagnose, cell 10
-def run_check(check, read, results):
-    """One line of a report: run the check, or say why it is not run."""
+# 14_faults/14_9_diagnose, cell 8
+def new_line(check, section, result, fault='', evidence='', row=None, column=None):
+    """A line of a report."""
+    return {'check': check, 'section': section, 'fault': fault, 'row': row, 'column': column,
+            'result': result, 'evidence': evidence}
+
+
+# 14_faults/14_9_diagnose, cell 8
+def run_check(check, read, results, problems=()):
+    """One line of a report: run the check, or say why it is not run. A check that crashes is a red line."""
     names, needed = check.arguments()
-    line = {'check': check.name, 'section': check.section, 'fault': '', 'row': None, 'column': None}
-    missing = [name for name in needed if name not in read]
-    if missing:
-        return line | {'result': 'not run', 'evidence': f'needs {", ".join(missing)}'}
-    if better := [name for name in check.unless if name in read]:
-        return line | {'result': 'not run', 'evidence': f'{better[0]} is given, another check uses it'}
-    if red := [name for name in check.after if results.get(name) == 'red']:
-        return line | {'result': 'not run', 'evidence': f'means nothing while {red[0]} is red'}
-    found = check.function(**{name: read[name] for name in names if name in read})
+    missing = [f'{name} (unusable)' if name in problems else name for name in needed if name not in read]
+    if check.any_of and not any(name in read for name in check.any_of):
+        missing.append(' or '.join(check.any_of))
+    better = [name for name in check.unless if name in read]
+    red = [name for name in check.after if results.get(name) == 'red']
+    why = (
+        f'needs {", ".join(missing)}' if missing
+        else f'{better[0]} is given, another check uses it' if better
+        else f'means nothing while {red[0]} is red' if red
+        else f'not for {estimator}' if check.only and (estimator := read.get('estimator')) not in (None, *check.only)
+        else ''
+    )
+    if why:
+        return new_line(check.name, check.section, 'not run', evidence=why)
+    try:
+        found = check.function(**{name: read[name] for name in names if name in read})
+    except Exception as error:
+        return new_line(check.name, check.section, 'red', 'the check could not read its fields',
+                        f'{type(error).__name__}: {error}')
     if found is None:
-        return line | {'result': 'green', 'evidence': ''}
-    return line | {'result': 'red', **asdict(found)}
+        return new_line(check.name, check.section, 'green')
+    return new_line(check.name, check.section, check.result, **asdict(found))
 
 
-# 14_faults/14_9_diagnose, cell 10
+# 14_faults/14_9_diagnose, cell 9
 def diagnose(batch, **more):
-    """Run every check for which a batch suffices: a Report.
+    """Run every check for which a batch suffices: a Report, whatever the input is.
 
     batch: BATCH_FIELDS in the book's layout, or a batch of TRL's GRPOTrainer or of verl (see from_trl,
-    from_verl), of tensors, arrays or lists; `more` adds fields or overrides them. ValueError for shapes that
-    do not fit, masks that hold other numbers than 0 and 1, numbers that are used and not finite.
+    from_verl), of tensors, arrays or lists; `more` adds fields or overrides them. Fields that cannot be used
+    are red lines, and so are checks that crash.
     """
-    layout, fields = read_layout(batch)
-    read, unknown = read_batch(fields | more)
-    report, results = Report(layout=layout, unused=unknown), {}
+    try:
+        layout, fields = read_layout(batch)
+        fields = fields | more
+    except Exception as error:
+        evidence = f'{type(batch).__name__}: {str(error)[:200]}; allowed: a mapping of names to arrays'
+        return Report([new_line('input', '14.9.2', 'red', 'this is not a batch', evidence)], 'none')
+    read, unknown, problems = read_batch(fields)
+    report, results = Report(layout=layout if read else 'none', unused=[with_guess(name) for name in unknown]), {}
+    for name, error in problems.items():
+        report.lines.append(
+            new_line(name, '14.9.1', 'red', 'a field cannot be used', str(error), error.row, error.column)
+        )
+    read = {'precision': rounding_of(fields)} | read if read else {}
+    declared = batch_faults.name_estimator(read) if read else None
+    read |= {'estimator': declared} if declared else {}
     for check in CHECKS:
-        line = run_check(check, read, results)
+        line = run_check(check, read, results, problems)
         results[check.name] = line['result']
         report.lines.append(line)
     return report
 
 
-# 14_faults/14_9_diagnose, cell 11
-TRL_NAMES = ('prompt_ids', 'prompt_mask', 'completion_ids', 'completion_mask', 'tool_mask',
-             'old_per_token_logps', 'sampling_per_token_logps')
-
-
-# 14_faults/14_9_diagnose, cell 11
-def from_trl(batch):
-    """Fields of a batch of TRL's GRPOTrainer (prompt_ids, completion_ids, ...) in the book's layout."""
-    prompt, completion = (torch.as_tensor(batch[name]) for name in ('prompt_ids', 'completion_ids'))
-    keep = torch.as_tensor(batch['completion_mask'])
-    prompt_mask = torch.as_tensor(batch.get('prompt_mask', torch.ones_like(prompt)))
-    if keep.shape != completion.shape or prompt_mask.shape != prompt.shape:
-        raise ValueError(
-            f'completion_ids {list(completion.shape)} and completion_mask {list(keep.shape)}, prompt_ids '
-            f'{list(prompt.shape)} and prompt_mask {list(prompt_mask.shape)} must agree'
-        )
-    tools = (
-        torch.as_tensor(batch['tool_mask']) if batch.get('tool_mask') is not None else torch.ones_like(keep)
-    )
-
-    def place(x):
-        return F.pad(torch.as_tensor(x), (prompt.shape[1] - 1, 0))  # [B, C] -> [B, P+C-1]
-
-    fields = {
-        'ids': torch.cat([prompt, completion], 1),
-        'action_mask': place(keep * tools),
-        'attention_mask': torch.cat([prompt_mask, keep], 1),
-    }
-    for ours, theirs in (('train_logp', 'old_per_token_logps'), ('logp', 'sampling_per_token_logps')):
-        if batch.get(theirs) is not None:
-            fields[ours] = place(batch[theirs])
-    if batch.get('advantages') is not None:
-        a = torch.as_tensor(batch['advantages'])
-        fields['advantages'] = a if a.dim() == 1 else place(a)
-    return fields
-
-
-# 14_faults/14_9_diagnose, cell 12
-VERL_COLUMNS = {
-    'response_mask': 'action_mask',
-    'old_log_probs': 'train_logp',
-    'rollout_log_probs': 'logp',
-    'advantages': 'advantages',
-    'token_level_rewards': 'rewards',
-    'values': 'values',
-    'returns': 'returns',
-}
-VERL_NAMES = ('prompts', 'responses', 'input_ids', 'position_ids', 'uid', 'token_level_scores', *VERL_COLUMNS)
-
-
-# 14_faults/14_9_diagnose, cell 12
-def from_verl(batch):
-    """Fields of a verl batch (responses, response_mask, ...; a mapping or DataProto) in the book's layout."""
-    if hasattr(batch, 'batch'):
-        batch = dict(batch.batch.items()) | dict(getattr(batch, 'non_tensor_batch', {}))
-    ids, responses = torch.as_tensor(batch['input_ids']), torch.as_tensor(batch['responses'])
-    if ids.shape[0] != responses.shape[0] or (n_prompt := ids.shape[1] - responses.shape[1]) < 1:
-        raise ValueError(
-            f'input_ids {list(ids.shape)} must be a prompt and the responses {list(responses.shape)}'
-        )
-    fields = {'ids': ids, 'attention_mask': batch.get('attention_mask')}
-    for theirs, ours in VERL_COLUMNS.items():
-        if batch.get(theirs) is not None and not (theirs == 'returns' and batch.get('values') is None):
-            column = torch.as_tensor(batch[theirs])
-            if column.shape != responses.shape:
-                raise ValueError(
-                    f'{theirs} has shape {list(column.shape)}; allowed: {list(responses.shape)}, as responses'
-                )
-            fields[ours] = F.pad(column, (n_prompt - 1, 0))  # [B, R] -> [B, P+R-1]
-    if batch.get('uid') is not None:
-        fields['group'] = torch.tensor(codes(batch['uid']))
-    return fields
-
-
-# 14_faults/14_9_diagnose, cell 13
-def read_layout(batch):
-    """The layout of a batch by its names, and its fields in the book's layout."""
-    inner = dict(batch.batch.items()) if hasattr(batch, 'batch') and not isinstance(batch, Mapping) else batch
-    if 'completion_ids' in inner:
-        more = {k: v for k, v in batch.items() if k not in (*TRL_NAMES, 'advantages')}
-        return 'TRL', from_trl(batch) | more
-    if 'response_mask' in inner and 'responses' in inner:
-        known = (*VERL_NAMES, 'attention_mask')
-        more = {k: v for k, v in batch.items() if k not in known} if inner is batch else {}
-        return 'verl', from_verl(batch) | more
-    return 'book', dict(batch)
-
-
-# 14_faults/14_9_diagnose, cell 14
+# 14_faults/14_9_diagnose, cell 10
 def dump_step(policy, trajs, tok, cfg):
     """What a GRPO step of the book knows about its batch, as fields for `diagnose`."""
+    from agentrl.advantages import compute_advantages  # the gym stays out of a doctor that has other patients
+    from agentrl.episodes import collate
+    from agentrl.packing import action_log_probs
+
     batch = collate(trajs, tok.pad_id)
     mask, n = batch['action_mask'], len(trajs)
     with torch.no_grad():
@@ -398,82 +273,16 @@ def dump_step(policy, trajs, tok, cfg):
     }
 
 
-# 14_faults/14_9_diagnose, cell 14
+# 14_faults/14_9_diagnose, cell 11
 def log_calls(trajs, limit):
     """A line for each call of finished episodes. None was cut: calls too long for the gym are malformed."""
+    import pandas as pd
+
+    from agentrl.environment import parse_call
+    from agentrl.step_groups import call_texts
+
     calls = [(row, text) for row, traj in enumerate(trajs) for text in call_texts(traj)]
     good = [parse_call(text)[0] != 'invalid' for _, text in calls]
     return pd.DataFrame({'row': [row for row, _ in calls], 'finish_reason': 'stop', 'limit': limit,
                          'tokens': [len(text.split()) for _, text in calls], 'executed': good,
                          'invalid': [not ok for ok in good]})
-
-
-# 14_faults/14_9_diagnose, cell 19
-def symptoms(text):
-    """Lines `symptom | mechanism | section` as a tuple of dicts."""
-    lines = (line.split('|') for line in text.strip().splitlines())
-    return tuple({'symptom': a.strip(), 'mechanism': b.strip(), 'section': c.strip()} for a, b, c in lines)
-
-
-CURVES = symptoms("""
-    reward rises, pass rate falls | the reward can be had without the task: a shortcut | 9.4
-    reward rises, pass rate falls | the reward pays for something else than was wanted | 4.2
-    KL explodes after a long calm | a lower clip revives collapsed ratios | 14.6
-    KL explodes after a long calm | the same clip, measured in training, and its remedies | 13.1
-    ratios far from 1 before any update | ids or contexts are not those that were sampled | 14.3
-    ratios far from 1 before any update | tokens encoded again from text | 5.4
-    ratios far from 1 before any update | scored at another temperature | 8.4
-    a rare step with a huge gradient | rounding divided by rounding in a group | 14.5
-    healthy loss, nothing is learned | the mask is inverted or shifted | 14.1
-    most groups teach nothing | all pass or all fail | 9.1
-    the gradient shrinks when many episodes are cut | the denominator counts dropped tokens | 14.7
-    long episodes hardly train, or all are capped | a sum of log-ratios taken for a mean | 14.6
-    values too low near a time limit | timeouts taken for terminations | 14.4
-""")
-
-
-# 14_faults/14_9_diagnose, cell 20
-BEHAVIOUR = symptoms("""
-    the agent starts to write observations | the mask lets the environment in | 12.1
-    the agent does not end its calls | the end of a call is left out of the mask | 6.1
-    the first calls learn slowly, the more the tools say | GAE decays across observations | 14.2
-    only the last call is learned | returns start anew at observations | 14.2
-    episodes that end with an observation teach nothing | the reward is where the mask is not | 14.2
-    credit is noisy or late | token, call or episode: three kinds of credit | 12.2
-    mediocre episodes are reinforced on bad days | errors counted as reward 0 | 14.5
-    the size of a penalty makes no difference | the group deviation divides it out | 9.6
-    the agent gives up early | calls cost more than they bring | 12.3
-    malformed calls stay | they have no price | 12.5
-    malformed calls rise with the length of answers | cut calls scored as malformed | 14.4
-    calls that nobody would make | cut calls executed | 14.4
-    long episodes take over | an episode votes as often as it has samples | 14.7
-    one kind of task takes over | tokens, not episodes, decide the share of the loss | 12.6
-    some calls of an episode are over-trained | a shared prefix is trained on every branch | 14.3
-""")
-
-
-# 14_faults/14_9_diagnose, cell 21
-OPERATIONS = symptoms("""
-    another micro-batch size, another result | means of pieces, not of the batch | 14.7
-    another micro-batch size, another result | weights before the split: the cure | 6.2
-    results depend on the length of other rows | padding in the loss | 14.1
-    the same seed gives another run | rows share a generator, or depend on their neighbours | 14.8
-    the same seed gives another run | a sampler whose rows own their uniforms | 5.3
-    the same seed gives another run | rewards timed by the clock, on a busy machine | 4.1
-    rollouts are missing | malformed arguments raise | 14.8
-    whole groups vanish under load | a quota message taken as fatal | 14.8
-    whole groups vanish under load | quotas, back-off and the survival of groups | 13.6
-    decoding is busy, samples are few | retries that leave zombies behind | 13.3
-    slow tasks disappear from training | staleness limits favour fast ones | 13.7
-""")
-SYMPTOMS = CURVES + BEHAVIOUR + OPERATIONS
-
-
-# 14_faults/14_9_diagnose, cell 23
-def symptom_table(links, rows=SYMPTOMS):
-    """The list as a Markdown table, a row a symptom; links: {'14.9': a Markdown link} for each section."""
-    causes = {}
-    for row in rows:
-        causes.setdefault(row['symptom'], []).append(f'{row["mechanism"]} ({links[row["section"]]})')
-    head = ['| symptom | what may be behind it |', '|---|---|']
-    return '\n'.join(head + [f'| {symptom} | {"; ".join(found)} |' for symptom, found in causes.items()])

@@ -1,6 +1,6 @@
 # Made by tools/export.py from notebooks/14_faults/14_9_exhibits.py. Do not edit: change it there, then `make export`.
-# Body: 30a4e6dc180258ac
-"""14.9.1 Put every fault into a healthy batch."""
+# Body: 0682f90840dc028f
+"""14.9.4 Put every fault into a healthy batch."""
 
 import torch
 
@@ -184,7 +184,7 @@ def group_exhibits(grpo):
 def ratio_exhibits(grpo):
     """Dumps with a fault of 14.6 or of the weights of 14.7."""
     mask, logp = grpo['action_mask'], grpo['logp']
-    near, far = with_logp(mask, logp + 0.012 * mask, logp), logp.clone()
+    near, far = with_logp(mask, logp - 0.012 * mask, logp), logp.clone()
     row, column = mask.nonzero()[0].tolist()
     far[row, column] -= 30.0
     pieces = [list(range(len(mask) // 4)), list(range(len(mask) // 4, len(mask)))]

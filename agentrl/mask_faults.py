@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/14_faults/14_1_masks.py. Do not edit: change it there, then `make export`.
-# Body: c685368795390d7f
+# Body: ec10558f6ba066f0
 """14.1 Ask whose tokens are trained before you look at a curve."""
 
 from dataclasses import dataclass
@@ -7,14 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from agentrl.advantages import compute_advantages
-from agentrl.base import make_rl_base
 from agentrl.cache import cached
-from agentrl.episodes import OWNER, collate
-from agentrl.packing import action_log_probs
-from agentrl.tasks import make_tasks
-from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, train_rl
 
 
 # 14_faults/14_1_masks, cell 2
@@ -42,9 +35,16 @@ def first_place(wrong):
 
 
 # 14_faults/14_1_masks, cell 5
+def owner_codes():
+    """OWNER of 5.2, imported where owners are given: whoever checks another trainer's batch needs no gym."""
+    from agentrl.episodes import OWNER
+
+    return OWNER
+
+
 MASKS = {
-    'right': lambda owner, turn: owner[:, 1:] == OWNER['policy'],
-    'inverted': lambda owner, turn: (owner[:, 1:] >= 0) & (owner[:, 1:] != OWNER['policy']),
+    'right': lambda owner, turn: owner[:, 1:] == owner_codes()['policy'],
+    'inverted': lambda owner, turn: (owner[:, 1:] >= 0) & (owner[:, 1:] != owner_codes()['policy']),
     'everything': lambda owner, turn: turn[:, 1:] >= 0,
 }
 
@@ -53,6 +53,14 @@ MASKS = {
 @cached
 def train_with_mask(kind, steps=12, seed=0):
     """History of `steps` steps of GRPO from the RL base, 4 tasks a step, under one of MASKS."""
+    from agentrl.advantages import compute_advantages
+    from agentrl.base import make_rl_base
+    from agentrl.episodes import collate
+    from agentrl.packing import action_log_probs
+    from agentrl.tasks import make_tasks
+    from agentrl.tokenizer import build_tokenizer
+    from agentrl.training import RLConfig, train_rl
+
     tok = build_tokenizer(make_tasks('all'))
     policy = make_rl_base(tok)
 
@@ -79,11 +87,12 @@ def check_action_mask(action_mask, owner):
     """The mask [B, T-1] keeps exactly what the policy wrote (owner [B, T], -1 on padding), or a Finding."""
     keep = action_mask.bool()
     used, who = keep.any(1), owner[:, 1:]
-    mine = who == OWNER['policy']
+    codes = owner_codes()
+    mine = who == codes['policy']
     wrong = (keep != mine) & used[:, None]
     if not wrong.any():
         return None
-    names = {'nobody (padding)': -1} | {name: code for name, code in OWNER.items() if name != 'policy'}
+    names = {'nobody (padding)': -1} | {name: code for name, code in codes.items() if name != 'policy'}
     foreign = {name: int((keep & (who == code)).sum()) for name, code in names.items()}
     fault = (
         'inverted mask'

@@ -70,4 +70,6 @@ def test_each_exhibit_is_red_on_exactly_its_check(name):
 
 
 def test_every_check_has_an_exhibit():
-    assert {expected for expected, _ in all_exhibits(*dumps()).values()} == {check.name for check in CHECKS}
+    assert {expected for expected, _ in all_exhibits(*dumps()).values()} == {
+        check.name for check in CHECKS if check.section != "14.9.0"
+    }

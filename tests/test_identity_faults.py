@@ -93,6 +93,14 @@ def test_first_ratio_speaks_of_kept_tokens_of_the_same_weights():
     assert check_first_ratio(trainer, engine, mask, True, max_gap=3.0) is None
 
 
+def test_one_far_token_in_thousands_is_healthy_and_one_in_hundreds_is_not():
+    far = torch.full((1, 3643), -1.0)
+    far[0, 7] = -2.5
+    engine = torch.full((1, 3643), -1.0)
+    assert check_first_ratio(far, engine, torch.ones(1, 3643), True) is None
+    assert check_first_ratio(far[:, :300], engine[:, :300], torch.ones(1, 300), True).column == 7
+
+
 BRANCHES = torch.tensor([[0, 2, 5, 7, 0], [0, 2, 5, 8, 0], [0, 2, 5, 8, 9]])
 PATHS = torch.tensor([[1, 0, 1, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 from playwright.sync_api import expect
 
 import agentrl
-from agentrl.diagnosis import SYMPTOMS
+from agentrl.symptoms import SYMPTOMS
 from tests.browser import PATIENCE, chromium, needs_browser
 from tools import book
 from tools.figures import made

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.diagnosis import symptom_table
+from agentrl.symptoms import symptom_table
 from tools.export import Module, defined_names, public_names, read_modules
 from tools.figures import FIGURES, made
 from tools.notebooks import ROOT, code_cells, find_notebooks, read_source, section, title, write_atomically

@@ -1,9 +1,9 @@
-"""Print the index of symptoms for the README, from the list that section 14.9 keeps.
+"""Print the index of symptoms for the README, from the list that section 14.9.5 keeps.
 
 python -m tools.symptoms
 """
 
-from agentrl.diagnosis import symptom_table
+from agentrl.symptoms import symptom_table
 from tools.notebooks import ROOT, find_notebooks, read_source, title
 
 

@@ -152,7 +152,7 @@ print('12.3 is', links['12.3'])
 # %%
 from IPython.display import Markdown
 
-from agentrl.diagnosis import symptom_table
+from agentrl.symptoms import symptom_table
 
 Markdown(symptom_table(links))
 

@@ -32,14 +32,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from agentrl.advantages import compute_advantages
-from agentrl.base import make_rl_base
 from agentrl.cache import cached
-from agentrl.episodes import OWNER, collate
-from agentrl.packing import action_log_probs
-from agentrl.tasks import make_tasks
-from agentrl.tokenizer import build_tokenizer
-from agentrl.training import RLConfig, train_rl
 
 # %% [markdown]
 # ## What a check answers
@@ -80,7 +73,12 @@ print(Finding('example', '2 of 3 are wrong', **first_place(torch.tensor([[False,
 # The tensors to look at are a real batch: eight episodes of the RL base, two tasks with four siblings each.
 
 # %%
+from agentrl.base import make_rl_base
+from agentrl.episodes import OWNER, collate
 from agentrl.sampling import sample_groups
+from agentrl.tasks import make_tasks
+from agentrl.tokenizer import build_tokenizer
+from agentrl.training import RLConfig
 
 tok = build_tokenizer(make_tasks('all'))
 cfg = RLConfig(group_size=4)
@@ -103,9 +101,16 @@ print(counts, ' kept by the mask:', int(mask.sum()))
 
 # %%
 #@save
+def owner_codes():
+    """OWNER of 5.2, imported where owners are given: whoever checks another trainer's batch needs no gym."""
+    from agentrl.episodes import OWNER
+
+    return OWNER
+
+
 MASKS = {
-    'right': lambda owner, turn: owner[:, 1:] == OWNER['policy'],
-    'inverted': lambda owner, turn: (owner[:, 1:] >= 0) & (owner[:, 1:] != OWNER['policy']),
+    'right': lambda owner, turn: owner[:, 1:] == owner_codes()['policy'],
+    'inverted': lambda owner, turn: (owner[:, 1:] >= 0) & (owner[:, 1:] != owner_codes()['policy']),
     'everything': lambda owner, turn: turn[:, 1:] >= 0,
 }
 
@@ -123,7 +128,7 @@ pd.DataFrame(rows).T.rename_axis('mask: kept tokens by')
 # %% [markdown]
 # What it does to a run: twelve steps of the book's trainer, four tasks a step, with each mask. Only the mask
 # differs; the old log-probabilities are computed afresh under it, so that every ratio starts at 1 and no
-# alarm on ratios can go off.
+# alarm on ratios can go off. The function imports the trainer itself, so that the checks need none.
 
 
 # %%
@@ -131,6 +136,14 @@ pd.DataFrame(rows).T.rename_axis('mask: kept tokens by')
 @cached
 def train_with_mask(kind, steps=12, seed=0):
     """History of `steps` steps of GRPO from the RL base, 4 tasks a step, under one of MASKS."""
+    from agentrl.advantages import compute_advantages
+    from agentrl.base import make_rl_base
+    from agentrl.episodes import collate
+    from agentrl.packing import action_log_probs
+    from agentrl.tasks import make_tasks
+    from agentrl.tokenizer import build_tokenizer
+    from agentrl.training import RLConfig, train_rl
+
     tok = build_tokenizer(make_tasks('all'))
     policy = make_rl_base(tok)
 
@@ -195,11 +208,12 @@ def check_action_mask(action_mask, owner):
     """The mask [B, T-1] keeps exactly what the policy wrote (owner [B, T], -1 on padding), or a Finding."""
     keep = action_mask.bool()
     used, who = keep.any(1), owner[:, 1:]
-    mine = who == OWNER['policy']
+    codes = owner_codes()
+    mine = who == codes['policy']
     wrong = (keep != mine) & used[:, None]
     if not wrong.any():
         return None
-    names = {'nobody (padding)': -1} | {name: code for name, code in OWNER.items() if name != 'policy'}
+    names = {'nobody (padding)': -1} | {name: code for name, code in codes.items() if name != 'policy'}
     foreign = {name: int((keep & (who == code)).sum()) for name, code in names.items()}
     fault = (
         'inverted mask'

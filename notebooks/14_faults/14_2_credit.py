@@ -226,12 +226,10 @@ print('ours: ', returns_to_go(rewards, mask).tolist())
 #@save
 def check_returns(returns, rewards, action_mask, gamma=1.0):
     """Returns [B, T-1] are sums of rewards to the row's end, gamma a kept token, or a Finding."""
-    mask, right = action_mask.bool(), torch.zeros_like(rewards)
-    for row in range(len(mask)):
-        at = mask[row].nonzero()[:, 0]
-        power = gamma ** torch.arange(len(at), dtype=rewards.dtype)
-        for n, column in enumerate(at.tolist()):
-            right[row, column] = (rewards[row, at[n:]] * power[: len(at) - n]).sum()
+    mask, right, running = action_mask.bool(), torch.zeros_like(rewards), rewards.new_zeros(len(rewards))
+    for t in reversed(range(mask.shape[1])):  # one pass, however long the row
+        running = torch.where(mask[:, t], rewards[:, t] + gamma * running, running)
+        right[:, t] = running
     wrong = keep_only((returns - right).abs(), mask) > 1e-4 * max(1.0, right.abs().max().item())
     if not wrong.any():
         return None

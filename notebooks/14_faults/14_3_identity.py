@@ -213,18 +213,22 @@ print('ours:', check_call_contexts(ids, mask, [[first, before.tolist()]]) or 'no
 # Who has neither engine ids nor contexts still has two log-probabilities of every token: the engine's and
 # the trainer's, computed with the *same* weights. They differ in the last digits of low-precision arithmetic,
 # not by a factor of e. A few tokens that do are ids or contexts that are not what was sampled, or another
-# temperature (8.4).
+# temperature (8.4). One token in some thousands is no sign of it: where kernels differ, a rare token of small
+# probability may be off by more than that in a healthy run, so that up to one in a thousand is let pass.
 
 
 # %%
 #@save
-def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0):
-    """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding."""
+def check_first_ratio(train_logp, logp, action_mask, same_weights, max_gap=1.0, share=1e-3):
+    """Trainer and engine, of the same weights, agree on kept tokens [B, T-1] within max_gap, or a Finding.
+
+    A `share` of them may be further apart; in a batch of fewer than 1 / share tokens none may.
+    """
     if not same_weights:
         return None
     gap = (train_logp - logp).abs().where(action_mask.bool(), 0.0)
     wrong = gap > max_gap
-    if not wrong.any():
+    if int(wrong.sum()) <= share * int(action_mask.bool().sum()):
         return None
     return Finding(
         'trainer and engine disagree before any update',
@@ -256,13 +260,30 @@ print(
 
 # %%
 #@save
+def prefix_codes(ids, episode):
+    """Codes [B, T] that agree where an episode's ids [B, T] agree up to and with that token, and nowhere else.
+
+    Column by column, the pairs (code so far, next id) are numbered. That is exact, and linear in T.
+    """
+    code = torch.unique(torch.as_tensor(episode), return_inverse=True)[1]  # [B]
+    codes = torch.empty(ids.shape, dtype=torch.int32)
+    numbered = torch.unique(ids, return_inverse=True)[1]  # ids as 0, 1, ..., so that a pair fits into an int64
+    many = int(numbered.max()) + 1 if numbered.numel() else 1
+    for t in range(ids.shape[1]):
+        code = torch.unique(code * many + numbered[:, t], return_inverse=True)[1]
+        codes[:, t] = code
+    return codes
+
+
 def train_shared_once(ids, action_mask, episode, trainable):
     """The mask without tokens that an earlier trainable row of the episode trains: bool [B, T-1]."""
-    claimed, mask = set(), action_mask.bool() & trainable.bool()[:, None]
-    for row, column in mask.nonzero().tolist():
-        token = (int(episode[row]), *ids[row, : column + 2].tolist())  # a token and all before it
-        mask[row, column] = token not in claimed
-        claimed.add(token)
+    mask = action_mask.bool() & trainable.bool()[:, None]
+    codes, rows = prefix_codes(ids, episode)[:, 1:].long(), torch.arange(len(ids))[:, None]  # [B, T-1]
+    for column in range(mask.shape[1]):
+        keep = mask[:, column]
+        first = rows.new_full((len(ids),), len(ids))
+        first.scatter_reduce_(0, codes[keep, column], rows[keep, 0], 'amin')  # who trains each code first
+        mask[:, column] = keep & (first[codes[:, column]] == rows[:, 0])
     return mask
 
 

@@ -13,7 +13,7 @@
 # ---
 
 # %% [markdown]
-# # 14.9.1 Put every fault into a healthy batch
+# # 14.9.4 Put every fault into a healthy batch
 #
 # A check that is always green is worth nothing, and one that is red whenever anything is wrong not much
 # more. So we take a healthy dump of the book's trainer and put the exhibits of this chapter into it one by
@@ -249,7 +249,7 @@ def group_exhibits(grpo):
 def ratio_exhibits(grpo):
     """Dumps with a fault of 14.6 or of the weights of 14.7."""
     mask, logp = grpo['action_mask'], grpo['logp']
-    near, far = with_logp(mask, logp + 0.012 * mask, logp), logp.clone()
+    near, far = with_logp(mask, logp - 0.012 * mask, logp), logp.clone()
     row, column = mask.nonzero()[0].tolist()
     far[row, column] -= 30.0
     pieces = [list(range(len(mask) // 4)), list(range(len(mask) // 4, len(mask)))]
@@ -335,7 +335,7 @@ print(int(found['this one alone'].sum()), 'of', len(found), 'exhibits turn red t
 # ## What was seen
 #
 # Both dumps of the book's own trainer are healthy. Each of the 24 exhibits, put into one of them, turned
-# its own check red and no other, and every check of 14.9 has at least one exhibit that it sees.
+# its own check red and no other, and every check of 14.1 to 14.8 has at least one exhibit that it sees.
 #
 # **Try it.** Put two faults into one dump, such as an inverted mask and a lower clip. Which of them is
 # named, and why is the other one not?
