@@ -40,10 +40,12 @@ def pytest_collect_file(file_path, parent):
 
 
 def pytest_collection_finish(session):
-    """Where several notebooks are compared, their kernels are forks of one process."""
+    """Kernels of notebooks listen on files; where several notebooks are compared, they are forks of one process."""
     notebooks = {item.path for item in session.items if item.path.suffix == ".ipynb"}
     runs = hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None)
-    if len(notebooks) > 2 and runs and sys.platform == "linux":
-        from tools.kernels import fork_kernels
+    if notebooks and runs:
+        from tools.kernels import fork_kernels, nbval_on_files
 
-        session.config.add_cleanup(fork_kernels())
+        session.config.add_cleanup(nbval_on_files())
+        if len(notebooks) > 2 and sys.platform == "linux":
+            session.config.add_cleanup(fork_kernels())

@@ -7,15 +7,20 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import sync_playwright
 
+from tools.kernels import TRANSPORT
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+LIMIT = 900  # seconds that a test with a browser may take
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
     "--disable-background-networking --disable-component-update --disable-sync"
@@ -25,17 +30,18 @@ SERVER = [
     "--allow-root",
     "--ip=127.0.0.1",
     "--port=0",  # any free one
-    # should this test die, the server ends by itself
-    "--ServerApp.shutdown_no_activity_timeout=300",
-    "--MappingKernelManager.cull_idle_timeout=120",
+    f"--KernelManager.transport={TRANSPORT}",
+    # should a test be killed, its browser goes with it, then the kernels and the server end: later than any test may
+    f"--ServerApp.shutdown_no_activity_timeout={LIMIT}",
+    f"--MappingKernelManager.cull_idle_timeout={LIMIT}",
     "--MappingKernelManager.cull_interval=30",
-    "--MappingKernelManager.cull_connected=True",
 ]
+# for files that kernels listen on: their names are long, and the whole path has at most 103 bytes
+SHORT = {"dir": "/tmp" if TRANSPORT == "ipc" else None, "ignore_cleanup_errors": True}
 # where a reader's own settings, workspaces and kernels would come from
 PLACES = (
     "JUPYTER_CONFIG_DIR",
     "JUPYTER_DATA_DIR",
-    "JUPYTER_RUNTIME_DIR",
     "JUPYTERLAB_SETTINGS_DIR",
     "JUPYTERLAB_WORKSPACES_DIR",
     "IPYTHONDIR",
@@ -57,28 +63,29 @@ def until(found, what):
 @contextmanager
 def jupyterlab(root, scratch):
     """JupyterLab on `root`, its settings under `scratch`: gives its address and token; always stopped."""
-    token, log = secrets.token_hex(16), scratch / "server.log"
-    env = {**os.environ, **{name: str(scratch / name) for name in PLACES}, "JUPYTER_TOKEN": token}
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}", *SERVER]
     scratch.mkdir()
-    with log.open("w") as file:
-        server = subprocess.Popen(command, cwd=root, env=env, stdout=file, stderr=file)
+    with tempfile.TemporaryDirectory(**SHORT) as runtime, (scratch / "server.log").open("w") as log:
+        token = secrets.token_hex(16)
+        env = {**os.environ, **{name: str(scratch / name) for name in PLACES}}
+        env |= {"JUPYTER_RUNTIME_DIR": runtime, "JUPYTER_TOKEN": token}
+        command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}", *SERVER]
+        server = subprocess.Popen(command, cwd=root, env=env, stdout=log, stderr=log)
 
-    def address():
-        assert server.poll() is None, f"JupyterLab ended:\n{log.read_text()[-2000:]}"
-        for card in (scratch / "JUPYTER_RUNTIME_DIR").glob("jpserver-*.json"):
-            if text := card.read_text():
-                return json.loads(text)["url"]
+        def address():
+            assert server.poll() is None, f"JupyterLab ended:\n{Path(log.name).read_text()[-2000:]}"
+            for card in Path(runtime).glob("jpserver-*.json"):
+                if text := card.read_text():
+                    return json.loads(text)["url"]
 
-    try:
-        yield until(address, "JupyterLab to start"), token
-    finally:
-        server.terminate()
         try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            yield until(address, "JupyterLab to start"), token
+        finally:
+            server.terminate()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import pytest
 from tools.depends import notebook_key
 from tools.execute import Failure, clean, prepare, remember, store, up_to_date, writes_figures
 
-pytestmark = pytest.mark.xdist_group("kernels")
 HEADER = "# %% [markdown]\n# # A notebook\n\n"
 PLAIN = ["x = 1 + 1\nprint(x)", "import os\nprint(sorted({'b', 'a'}), os.environ['TQDM_DISABLE'])\nx", "x"]
 

@@ -13,7 +13,7 @@ TABLES = [name for name in made() if name.startswith("tables/")]
 
 
 def test_there_are_figures():
-    assert PICTURES and TABLES
+    assert PICTURES and TABLES and set(made()) == {*PICTURES, *TABLES}
 
 
 @pytest.mark.parametrize("name", PICTURES)

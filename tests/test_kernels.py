@@ -2,14 +2,16 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 
-from tools import kernels
+from tools import execute, kernels
 from tools.notebooks import ROOT
 
 
@@ -34,6 +36,18 @@ def start(tmp_path):
     yield start
     for kernel in started:
         kernel.stop()
+
+
+@pytest.fixture
+def ports_taken(monkeypatch):
+    """Every port that a manager chooses belongs to another process by the time its kernel wants it."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        chosen = SimpleNamespace(getsockname=other.getsockname)
+        for name in ("setsockopt", "bind", "close"):
+            setattr(chosen, name, lambda *_: None)
+        usual = {"SOL_SOCKET": socket.SOL_SOCKET, "SO_LINGER": socket.SO_LINGER}
+        monkeypatch.setattr("jupyter_client.connect.socket", SimpleNamespace(socket=lambda: chosen, **usual))
+        yield
 
 
 def run(kernel, source):
@@ -83,6 +97,17 @@ def test_a_stopped_kernel_is_killed_and_nobody_else(forked, start):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert run(other, "print(4)") == "4"
+
+
+@pytest.mark.timeout(120)
+def test_kernels_do_without_ports_that_another_process_may_take(ports_taken, start, tmp_path):
+    end = kernels.nbval_on_files()
+    assert run(start(), "print(5)") == "5"
+    end()
+    path = tmp_path / "a.py"
+    path.write_text("# %%\nprint(6)\n")
+    (cell,) = execute.execute_once(path, dict(os.environ), 60, lambda megabytes: None).cells
+    assert cell.outputs[0].text == "6\n"
 
 
 def test_kernels_end_with_the_process_that_started_them(tmp_path):

@@ -9,7 +9,9 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser import (
+    LIMIT,
     PATIENCE,
+    SERVER,
     asked,
     choose,
     chromium,
@@ -44,9 +46,14 @@ def copy(tmp_path):
     return root, source, stored, expected
 
 
+def test_kernels_and_server_outlive_the_longest_test():
+    """Else a page that is slow on a busy machine finds no kernel, and waits in vain for its cells to run."""
+    ends = {name: int(value) for name, value in (line.split("=") for line in SERVER if "_timeout=" in line)}
+    assert len(ends) == 2 and min(ends.values()) >= LIMIT
+
+
 @pytest.mark.browser
-@pytest.mark.xdist_group("kernels")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(LIMIT)
 @needs_browser
 def test_a_notebook_opens_without_a_question_runs_and_is_saved_as_a_pair(copy, tmp_path):
     root, source, stored, expected = copy

@@ -8,6 +8,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.browser import (
+    LIMIT,
     asked,
     choose,
     chromium,
@@ -25,8 +26,7 @@ SLIDERS = "15_explorers/15_0_sliders"
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.xdist_group("kernels"),
+    pytest.mark.timeout(LIMIT),
     needs_browser,
 ]
 

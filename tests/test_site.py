@@ -19,13 +19,13 @@ from playwright.sync_api import expect
 
 import agentrl
 from agentrl.symptoms import SYMPTOMS
-from tests.browser import PATIENCE, chromium, needs_browser
+from tests.browser import LIMIT, PATIENCE, chromium, needs_browser
 from tools import book
 from tools.figures import made
 from tools.notebooks import ROOT, find_notebooks, read_source, section, title
 from tools.symptoms import section_links
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(LIMIT)
 browser = pytest.mark.browser
 GLOSSARY = (ROOT / "site" / "glossary.md").read_text(encoding="utf-8")
 LINKS = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")

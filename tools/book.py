@@ -400,7 +400,8 @@ def copies() -> dict[str, Path]:
     ]
     found = {f"_static/mathjax/{path.relative_to(home).as_posix()}": path for path in files}
     found |= {f"_static/{path.name}": path for path in (PAGES / "_static").iterdir()}
-    return found | {"conf.py": PAGES / "conf.py"} | {f"figures/{name}": path for name, path in made().items()}
+    found |= {f"figures/{name}": path for name, path in made().items()}
+    return found | {"conf.py": PAGES / "conf.py", "figures/sources.csv": FIGURES / "sources.csv"}
 
 
 def lay_out(folder: Path) -> None:

@@ -93,8 +93,7 @@ def make_steps(remade: Path) -> dict[str, Callable[[], Counts]]:
     return {
         "fresh": lambda: run_module("tools.export", "--check"),
         "style": lambda: run_module("ruff", "check", "."),
-        # Kernels that start at the same time may choose the same port: the tests that start some share a worker.
-        "unit": lambda: run_pytest("--dist=loadgroup", "tests", env={**ENV, "MPLBACKEND": "Agg"}),
+        "unit": lambda: run_pytest("tests", env={**ENV, "MPLBACKEND": "Agg"}),
         "notebooks": lambda: run_pytest(*notebooks, env=draw),
         "figures": lambda: run_figures(remade),
     }

@@ -31,10 +31,11 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from tqdm import tqdm
+from traitlets.config import Config
 
 from tools.depends import notebook_code, notebook_key
 from tools.figures import made, stage
-from tools.kernels import fork_kernels
+from tools.kernels import fork_kernels, on_files
 from tools.notebooks import (
     KERNEL_ENV,
     ROOT,
@@ -113,21 +114,23 @@ def execute_once(path: Path, env: dict, timeout: float, done: Callable[[float], 
         finished.append(psutil.Process(client.km.provisioner.pid).memory_info().rss / 2**20)
         done(finished[-1])
 
-    client = NotebookClient(
-        notebook,
-        kernel_name=KERNELSPEC["name"],
-        resources={"metadata": {"path": str(path.parent)}},
-        extra_arguments=["--log-level=CRITICAL"],
-        record_timing=False,
-        store_widget_state=True,  # else nbclient fails where a widget shows output; `clean` removes it
-        coalesce_streams=True,
-        timeout_func=limit,
-        startup_timeout=FIRST_CELL,
-        iopub_timeout=30,
-        raise_on_iopub_timeout=True,
-        on_cell_executed=after_cell,
-    )
-    client.execute(env=env)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as channels:
+        client = NotebookClient(
+            notebook,
+            kernel_name=KERNELSPEC["name"],
+            config=Config(KernelManager=on_files(Path(channels))),
+            resources={"metadata": {"path": str(path.parent)}},
+            extra_arguments=["--log-level=CRITICAL"],
+            record_timing=False,
+            store_widget_state=True,  # else nbclient fails where a widget shows output; `clean` removes it
+            coalesce_streams=True,
+            timeout_func=limit,
+            startup_timeout=FIRST_CELL,
+            iopub_timeout=30,
+            raise_on_iopub_timeout=True,
+            on_cell_executed=after_cell,
+        )
+        client.execute(env=env)
     return notebook
 
 

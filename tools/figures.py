@@ -7,7 +7,8 @@ from pathlib import Path
 from tools.notebooks import ROOT
 
 FIGURES = ROOT / "figures"
-INPUTS = ("data", "book_results.csv", "claims.csv")  # what notebooks read; all else in the folder is made by them
+INPUTS = ("data", "book_results.csv", "claims.csv")  # what notebooks read from the folder that they draw into
+GIVEN = (*INPUTS, "sources.csv", "weights")  # all else in the folder is made by notebooks
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 HASHED = re.compile(r'(?<=["#])[a-z]{0,3}[0-9a-f]{10}\b')  # matplotlib's ids, hashes of unrounded numbers
 
@@ -27,7 +28,7 @@ def made(figures: Path = FIGURES) -> dict[str, Path]:
     """The files in a figures folder that notebooks made, by their name inside it."""
     files = [path for path in sorted(figures.rglob("*")) if path.is_file()]
     found = {path.relative_to(figures).as_posix(): path for path in files}
-    ours = [name for name in found if name.split("/")[0] not in INPUTS and "/." not in f"/{name}"]
+    ours = [name for name in found if name.split("/")[0] not in GIVEN and "/." not in f"/{name}"]
     return {name: found[name] for name in ours}
 
 

@@ -5,19 +5,25 @@ process that is forked has run nothing of the book, so a notebook finds what it 
 must not have threads, which a fork would lose: where libraries start some, kernels start as usual. It imports only
 libraries that do not look around while they are imported: pandas would see no kernel and shorten its tables, and
 matplotlib would read no backend for figures.
+
+Kernels listen on files in a folder of their own: two processes that start kernels at the same time may choose one port.
 """
 
 import importlib
 import json
 import os
+import secrets
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 # One thread for torch, as in all kernels of the book, and none for the allocator of pyarrow.
 QUIET = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # Windows has only ports
 LIBRARIES = ("torch._dynamo", "numpy", "scipy.stats", "pyarrow.compute", "ipykernel.kernelapp")
 
 
@@ -108,6 +114,29 @@ def fork_kernels() -> Callable[[], None]:
     def end() -> None:
         local_provisioner.launch_kernel = usual
         server.communicate(timeout=60)
+
+    return end
+
+
+def on_files(folder: Path) -> dict[str, str]:
+    """Options of a KernelManager whose kernel listens on files in `folder`, which must have a short path.
+
+    A manager chooses free ports and lets go of them; the kernel binds them a second later, unless another process
+    has been given one of them meanwhile. The path of such a file has at most 103 bytes.
+    """
+    return {"transport": TRANSPORT, "connection_file": str(folder / f"{secrets.token_hex(4)}.json")}
+
+
+def nbval_on_files() -> Callable[[], None]:
+    """Have nbval start kernels that listen on files; returns what ends it."""
+    from nbval import kernel
+
+    usual, folder = kernel.KernelManager, tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    kernel.KernelManager = lambda **options: usual(**options, **on_files(Path(folder.name)))
+
+    def end() -> None:
+        kernel.KernelManager = usual
+        folder.cleanup()
 
     return end
 

@@ -403,8 +403,6 @@ def _run_child(job, timeout, memory_mb):
 
 
 # %% [markdown]
-
-# %% [markdown]
 # ## One verdict for a thousand copies
 #
 # A child costs hundredths of a second, a lookup a thousandth of that or less, and a training run asks for the
