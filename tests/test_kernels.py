@@ -39,6 +39,14 @@ def start(tmp_path):
 
 
 @pytest.fixture
+def on_files():
+    """Kernels that nbval starts in this test listen on files."""
+    end = kernels.nbval_on_files()
+    yield
+    end()
+
+
+@pytest.fixture
 def ports_taken(monkeypatch):
     """Every port that a manager chooses belongs to another process by the time its kernel wants it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -100,10 +108,8 @@ def test_a_stopped_kernel_is_killed_and_nobody_else(forked, start):
 
 
 @pytest.mark.timeout(120)
-def test_kernels_do_without_ports_that_another_process_may_take(ports_taken, start, tmp_path):
-    end = kernels.nbval_on_files()
+def test_kernels_do_without_ports_that_another_process_may_take(ports_taken, on_files, start, tmp_path):
     assert run(start(), "print(5)") == "5"
-    end()
     path = tmp_path / "a.py"
     path.write_text("# %%\nprint(6)\n")
     (cell,) = execute.execute_once(path, dict(os.environ), 60, lambda megabytes: None).cells
