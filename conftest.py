@@ -48,4 +48,4 @@ def pytest_collection_finish(session):
 
         session.config.add_cleanup(nbval_on_files())
         if len(notebooks) > 2 and sys.platform == "linux":
-            session.config.add_cleanup(fork_kernels())
+            session.config.add_cleanup(fork_kernels({}))

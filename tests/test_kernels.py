@@ -19,7 +19,7 @@ from tools.notebooks import ROOT
 def forked(monkeypatch):
     """Kernels started in this test are forks of a process that has imported no more than they need."""
     monkeypatch.setattr(kernels, "LIBRARIES", ("ipykernel.kernelapp",))
-    end = kernels.fork_kernels()
+    end = kernels.fork_kernels({})
     yield end
     end()
 
@@ -120,7 +120,7 @@ def test_kernels_end_with_the_process_that_started_them(tmp_path):
     """Even if it is killed: nothing is left that holds memory or a port."""
     code = (
         "from tools import kernels\nfrom nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel\nimport os\n"
-        "kernels.LIBRARIES = ('ipykernel.kernelapp',)\nkernels.fork_kernels()\n"
+        "kernels.LIBRARIES = ('ipykernel.kernelapp',)\nkernels.fork_kernels({})\n"
         "print(RunningKernel(CURRENT_ENV_KERNEL_NAME).km.provisioner.pid, flush=True)\nos.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -147,6 +147,6 @@ def test_where_a_library_starts_a_thread_kernels_start_as_usual(monkeypatch, tmp
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(kernels, "LIBRARIES", ("threaded",))
     usual = local_provisioner.launch_kernel
-    end = kernels.fork_kernels()
+    end = kernels.fork_kernels({})
     assert local_provisioner.launch_kernel is usual
     end()

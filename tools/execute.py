@@ -231,7 +231,7 @@ def main(
     bar = tqdm(total=total, unit="cell", mininterval=quiet, disable=not todo)
     with contextlib.ExitStack() as stack:
         if len(todo) > 2 and sys.platform == "linux":
-            stack.callback(fork_kernels())
+            stack.callback(fork_kernels(KERNEL_ENV))
         stack.enter_context(bar)
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
         runs = {pool.submit(store, path, timeout, bar.update): path for path in todo}

@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# One thread for torch, as in all kernels of the book, and none for the allocator of pyarrow.
-QUIET = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # else the allocator of pyarrow starts a thread
 TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # Windows has only ports
 LIBRARIES = ("torch._dynamo", "numpy", "scipy.stats", "pyarrow.compute", "ipykernel.kernelapp")
 
@@ -87,13 +86,16 @@ class Kernel:
             os.kill(self.pid, number)
 
 
-def fork_kernels() -> Callable[[], None]:
-    """Have jupyter_client fork the kernels that this process starts, where that is safe; returns what ends it."""
+def fork_kernels(env: dict[str, str]) -> Callable[[], None]:
+    """Have jupyter_client fork the kernels that this process starts, where that is safe; returns what ends it.
+
+    `env` is what all of them share: hash seeds, threads and progress bars are settled when libraries are imported.
+    """
     from jupyter_client.provisioning import local_provisioner
 
     server = subprocess.Popen(
         [sys.executable, __file__, *LIBRARIES],
-        env=os.environ | QUIET,
+        env={**os.environ, **env, **QUIET},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -245,7 +245,7 @@ for name, V in guesses.items():
 # ## On episodes that it has not seen
 #
 # Three sets of 480 episodes: those that the critic was fitted to, new ones of the same 20 tasks, and
-# episodes of the 10 held-out tasks (kept on disk too). Beside the critic stands a predictor that knows
+# episodes of the 10 held-out tasks. Beside the critic stands a predictor that knows
 # nothing but the number of the call, and says the mean return of the fitted episodes at that number.
 
 # %%
@@ -255,19 +255,12 @@ from agentrl.gradient import masked_mean
 from agentrl.tokenizer import build_tokenizer
 
 tok = build_tokenizer(make_tasks('all'))
-critic = make_base_critic(tok)
-
-
-@cached
-def kept_episodes(vocabulary, split, n, seed):
-    tok = Tokenizer(vocabulary)
-    return base_episodes(make_rl_base(tok), tok, split, n, torch.Generator().manual_seed(seed))
-
+critic, policy = make_base_critic(tok), make_rl_base(tok)
 
 # %%
 sets, batches = {}, {}
 for name, split, n in (('fitted', 'train', 24), ('new', 'train', 24), ('held-out', 'heldout', 48)):
-    sets[name] = kept_episodes(tok.itos, split, n, seed=len(sets))
+    sets[name] = base_episodes(policy, tok, split, n, torch.Generator().manual_seed(len(sets)))
     batch = collate(sets[name][0], tok.pad_id)
     batches[name] = batch | {'returns': verdict_returns(batch), 'values': batch_values(critic, batch)}
 
