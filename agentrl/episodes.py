@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/05_trajectories/05_2_episodes.py. Do not edit: change it there, then `make export`.
-# Body: 60824d0698ee86ce
+# Body: f35600453e6ab921
 """5.2 Keep a record of who wrote each token."""
 
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def check_call(call_ids, call_logp):
         raise ValueError(f'call_logp={list(call_logp)} holds NaN; are the weights of the policy finite?')
 
 
-# 05_trajectories/05_2_episodes, cell 5
+# 05_trajectories/05_2_episodes, cell 6
 class Episode(TokenRow):
     """One running episode: the row of its tokens, its calls as text (`actions`), reward, info and `done`."""
 
@@ -83,7 +83,7 @@ class Episode(TokenRow):
         self.done = True
 
 
-# 05_trajectories/05_2_episodes, cell 7
+# 05_trajectories/05_2_episodes, cell 8
 @dataclass
 class Trajectory:
     """A finished episode: ids, owner, turn [T]; action_mask, logp (at sampling) [T-1]; reward and info."""
@@ -110,7 +110,7 @@ class Trajectory:
         return tokens_text(*self.view())
 
 
-# 05_trajectories/05_2_episodes, cell 7
+# 05_trajectories/05_2_episodes, cell 8
 def make_trajectory(episode):
     """The trajectory of an episode (of a finished one, if it is to be trained on)."""
     owner = torch.tensor(episode.owner)                                           # [T]
@@ -120,7 +120,7 @@ def make_trajectory(episode):
         owner=owner, turn=torch.tensor(episode.turn), tok=episode.tok)
 
 
-# 05_trajectories/05_2_episodes, cell 11
+# 05_trajectories/05_2_episodes, cell 12
 def pad_rows(rows, width, value):
     """Stack 1-D tensors into [B, width], filled with `value` at the right.
 
@@ -136,7 +136,7 @@ def pad_rows(rows, width, value):
     return out
 
 
-# 05_trajectories/05_2_episodes, cell 11
+# 05_trajectories/05_2_episodes, cell 12
 def collate(trajs, pad_id):
     """Trajectories as a batch: ids, owner, turn [B, T]; action_mask, logp [B, T-1]; reward, length [B]."""
     if not trajs:
@@ -153,7 +153,7 @@ def collate(trajs, pad_id):
     }
 
 
-# 05_trajectories/05_2_episodes, cell 13
+# 05_trajectories/05_2_episodes, cell 14
 def take_rows(batch, rows):
     """Rows of a batch as a batch of its own, without the columns that are padding in all of them."""
     if not len(batch['length'][rows]):
@@ -163,7 +163,7 @@ def take_rows(batch, rows):
             for name, value in batch.items()}
 
 
-# 05_trajectories/05_2_episodes, cell 13
+# 05_trajectories/05_2_episodes, cell 14
 def length_buckets(length, size=32):
     """Row numbers sorted by length and cut into buckets of `size`: length [B] -> list of [<=size]."""
     check_count('size', size)

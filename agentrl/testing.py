@@ -1,5 +1,5 @@
 # Made by tools/export.py from notebooks/04_environment/04_1_isolated_tests.py. Do not edit: change it there, then `make export`.
-# Body: 588d84ea5d3ff228
+# Body: 339663df7b2c530b
 """4.1 Run a stranger's program without being hurt or fooled."""
 
 import ast
@@ -262,7 +262,7 @@ class _Child:
         return seconds
 
 
-# 04_environment/04_1_isolated_tests, cell 11
+# 04_environment/04_1_isolated_tests, cell 12
 def _ready():
     """This thread's children that wait for a job."""
     waiting = [child for child in getattr(_local, 'ready', [])
@@ -271,7 +271,7 @@ def _ready():
     return waiting
 
 
-# 04_environment/04_1_isolated_tests, cell 11
+# 04_environment/04_1_isolated_tests, cell 12
 def _run_child(job, timeout, memory_mb):
     """(limit that was broken or None, report) of one child."""
     waiting = _ready()
@@ -287,11 +287,11 @@ def _run_child(job, timeout, memory_mb):
         child.close()
 
 
-# 04_environment/04_1_isolated_tests, cell 12
+# 04_environment/04_1_isolated_tests, cell 13
 MAX_SOURCE = 20_000                                                     # characters
 
 
-# 04_environment/04_1_isolated_tests, cell 12
+# 04_environment/04_1_isolated_tests, cell 13
 @lru_cache(maxsize=4096)
 def _prepare(source):
     """(program, name of its last function), or (None, reason) if there is nothing to run."""
@@ -309,7 +309,7 @@ def _prepare(source):
     return source, names[-1]
 
 
-# 04_environment/04_1_isolated_tests, cell 14
+# 04_environment/04_1_isolated_tests, cell 15
 @lru_cache(maxsize=256)
 def _read_tests(text):
     """The tests in `text`; ValueError if they are not pairs of literals."""
@@ -324,12 +324,12 @@ def _read_tests(text):
     return tests
 
 
-# 04_environment/04_1_isolated_tests, cell 14
+# 04_environment/04_1_isolated_tests, cell 15
 class _NoReport(Exception):
     """An end without a report: its verdict (the argument) is not kept."""
 
 
-# 04_environment/04_1_isolated_tests, cell 14
+# 04_environment/04_1_isolated_tests, cell 15
 @lru_cache(maxsize=8192)
 def _execute(program, name, tests_text, timeout, memory_mb):
     """The verdict on a program that has a function `name`; a child is run for each new combination."""
@@ -345,7 +345,7 @@ def _execute(program, name, tests_text, timeout, memory_mb):
     return verdict
 
 
-# 04_environment/04_1_isolated_tests, cell 15
+# 04_environment/04_1_isolated_tests, cell 16
 def run_tests(source, tests, timeout=2.0, memory_mb=256):
     """Execute the tests on the last function of `source` in a process of its own; returns a `Verdict`.
 

@@ -1,11 +1,12 @@
 # Made by tools/export.py from notebooks/00_start_here/00_3_versions.py. Do not edit: change it there, then `make export`.
-# Body: 5c9930343336f310
+# Body: da743d473a8d0bb4
 """0.3.1 Code versions: hash the definitions that decide a result."""
 
 import ast
 import functools
 import inspect
 import json
+import linecache
 import re
 import sys
 import textwrap
@@ -261,8 +262,16 @@ def place_of(thing, cells=()):
 
 # 00_start_here/00_3_versions, cell 19
 def notebook_cells(function):
-    """The cells that ran in the notebook that defines a function, a list that grows; () outside of one."""
-    return getattr(inspect.unwrap(function), '__globals__', {}).get('In') or ()
+    """The cells that ran in the notebook that defines a function; () outside of one.
+
+    They are IPython's list `In`, which grows. A runner that keeps no history leaves what tracebacks would show.
+    """
+    function = inspect.unwrap(function)
+    cells = getattr(function, '__globals__', {}).get('In')
+    if not cells or len(cells) > 1:
+        return cells or ()
+    folder = Path(function.__code__.co_filename).parent
+    return tuple(''.join(kept[2]) for name, kept in linecache.cache.items() if Path(name).parent == folder)
 
 
 # 00_start_here/00_3_versions, cell 20

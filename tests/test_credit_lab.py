@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import credit_lab
-from agentrl.cache import code_version
 from agentrl.credit_lab import (
     CALL_KINDS,
     LAB_COSTS,
@@ -29,6 +28,7 @@ from agentrl.credit_lab import (
     lab_path,
     lab_results,
     lab_rng,
+    lab_task,
     measure_calls,
     minus_group_mean,
     returns_from,
@@ -43,6 +43,7 @@ from agentrl.sampling import rollout_batch
 from agentrl.step_groups import step_advantages
 from agentrl.tasks import make_tasks
 from agentrl.tokenizer import build_tokenizer
+from agentrl.versions import code_version
 
 TASKS = make_tasks()
 TOK = build_tokenizer(TASKS)
@@ -266,7 +267,7 @@ def test_results_of_other_code_are_measured_again(tmp_path, monkeypatch):
     assert list(table.columns) == ["task", "truth"] and sorted(measured) == list(range(20))
     lab_results(jobs=1)
     assert len(measured) == 20
-    monkeypatch.setattr(credit_lab, "code_version", lambda name: "another")
+    monkeypatch.setattr(credit_lab, "code_version", lambda *_: "another")
     lab_results(jobs=1)
     assert len(measured) == 40
 
@@ -274,7 +275,7 @@ def test_results_of_other_code_are_measured_again(tmp_path, monkeypatch):
 def test_the_stored_table_is_of_this_code_and_complete():
     """If this fails, code that the lab depends on has changed: `make figures` measures it again."""
     table = pd.read_csv(lab_path())
-    assert set(table["version"]) == {code_version("credit_lab")}
+    assert set(table["version"]) == {code_version(lab_task)}
     calls = table.groupby(["task", "episode", "call", "cost"])
     assert (calls.size() == 10).all() and (calls["truth"].nunique() == 1).all()
     assert table.drop(columns="version").notna().all(axis=None)

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from agentrl import verdicts
-from agentrl.verdicts import all_studies, find_study, judge, judge_all, read_book, read_claims, read_number
+from agentrl.verdicts import STUDIES, find_study, judge, judge_all, read_book, read_claims, read_number
 from tools.notebooks import ROOT
 
 CLAIMS = read_claims()
@@ -53,7 +53,7 @@ def test_wrong_names_are_named():
         read_number("gpro:default:reads")
     with pytest.raises(ValueError, match="no 'read' of arm='default'.*reads"):
         read_book("12.3:budget_and_penalty:default:read")
-    assert math.isnan(read_book("")) and set(all_studies()) >= {"grpo", "context", "base_streams"}
+    assert math.isnan(read_book("")) and set(STUDIES) >= {"grpo", "context", "base_streams"}
 
 
 def test_numbers_come_from_the_stored_rows():

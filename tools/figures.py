@@ -8,7 +8,7 @@ from tools.notebooks import ROOT
 
 FIGURES = ROOT / "figures"
 INPUTS = ("data", "book_results.csv", "claims.csv")  # what notebooks read from the folder that they draw into
-GIVEN = (*INPUTS, "sources.csv", "weights")  # all else in the folder is made by notebooks
+GIVEN = (*INPUTS, "sources.csv", "restamps.csv", "weights")  # all else in the folder is made by notebooks
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 HASHED = re.compile(r'(?<=["#])[a-z]{0,3}[0-9a-f]{10}\b')  # matplotlib's ids, hashes of unrounded numbers
 

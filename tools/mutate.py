@@ -35,7 +35,8 @@ from typing import Annotated
 import typer
 import yaml
 
-from agentrl.cache import cache_dir, code_statements
+from agentrl.cache import cache_dir
+from agentrl.pieces import tree_text
 from tools.notebooks import KERNEL_ENV, ROOT, write_atomically
 
 REPORT = ROOT / "tests" / "mutants.yml"
@@ -119,6 +120,16 @@ pytest_add_cli_args_test_selection = {tests}
 
 def digest(*parts) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def code_statements(source: str) -> list[str]:
+    """The top-level statements of Python source as text, whatever its comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return [tree_text(statement) for statement in tree.body]
 
 
 def versions(module: str, part: Part, root: Path = ROOT) -> dict[str, str]:

@@ -29,6 +29,7 @@ import ast
 import functools
 import inspect
 import json
+import linecache
 import re
 import sys
 import textwrap
@@ -317,8 +318,16 @@ def place_of(thing, cells=()):
 # %%
 #@save
 def notebook_cells(function):
-    """The cells that ran in the notebook that defines a function, a list that grows; () outside of one."""
-    return getattr(inspect.unwrap(function), '__globals__', {}).get('In') or ()
+    """The cells that ran in the notebook that defines a function; () outside of one.
+
+    They are IPython's list `In`, which grows. A runner that keeps no history leaves what tracebacks would show.
+    """
+    function = inspect.unwrap(function)
+    cells = getattr(function, '__globals__', {}).get('In')
+    if not cells or len(cells) > 1:
+        return cells or ()
+    folder = Path(function.__code__.co_filename).parent
+    return tuple(''.join(kept[2]) for name, kept in linecache.cache.items() if Path(name).parent == folder)
 
 
 # %%

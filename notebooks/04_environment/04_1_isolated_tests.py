@@ -22,7 +22,7 @@
 # leave, lie, fork and spy, each in a cell with its verdict, and then let it prove the promise of section 2.1:
 # each of the 30 tasks is repaired by exactly one edit.
 #
-# **Time** 25 min. **Assumes** [2.1](../02_fundamentals/02_1_repair_tasks.ipynb). **Afterwards you can** run
+# **Time** 30 min. **Assumes** [2.1](../02_fundamentals/02_1_repair_tasks.ipynb). **Afterwards you can** run
 # an untrusted function under limits of time, memory and output, and predict the verdict on one that loops,
 # exits or forges a report.
 
@@ -379,6 +379,8 @@ class _Child:
         return seconds
 
 
+# %%
+#@save
 def _ready():
     """This thread's children that wait for a job."""
     waiting = [child for child in getattr(_local, 'ready', [])

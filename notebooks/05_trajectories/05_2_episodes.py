@@ -90,6 +90,8 @@ def check_call(call_ids, call_logp):
         raise ValueError(f'call_logp={list(call_logp)} holds NaN; are the weights of the policy finite?')
 
 
+# %%
+#@save
 class Episode(TokenRow):
     """One running episode: the row of its tokens, its calls as text (`actions`), reward, info and `done`."""
 

@@ -20,7 +20,7 @@
 # what the rule of [section 9.7](../09_grpo/09_7_evidence.ipynb) makes of it. Some claims hold, some fall, and
 # some ask for more seeds than we have. At the end the claims about four arms are put to four bases.
 #
-# **Time** 15 min. **Assumes** [9.7](../09_grpo/09_7_evidence.ipynb), [12.7](12_7_design_problems.ipynb).
+# **Time** 15 min. **Assumes** [9.7](../09_grpo/09_7_evidence.ipynb), [12.2](12_2_credit_across_turns.ipynb) to [12.8](12_8_the_base.ipynb).
 # **Afterwards you can** look a finding up in one table, and say by its interval whether it holds, fails or
 # is undecided.
 
