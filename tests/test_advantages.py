@@ -195,3 +195,16 @@ def test_kept_rows_are_compared_as_if_there_were_no_others(batch, data):
         right = loops([rewards[row] for row in own], len(own), True) if len(own) > 1 else [0.0] * len(own)
         assert found[own].tolist() == pytest.approx(right, abs=1e-9)
         assert all(found[row] == 0 for row in range(first, first + size) if not kept[row])
+
+
+def test_kept_rewards_are_judged_in_float64_and_shapes_are_named():
+    cfg = SimpleNamespace(group_size=3, std_normalize=True)
+    kept = torch.tensor([True, True, False])
+    mask = kept[:, None].expand(3, 2)
+    for dtype in (torch.float32, torch.int64):
+        found = compute_advantages({"reward": torch.tensor([0, 1, 1], dtype=dtype), "action_mask": mask}, cfg)
+        assert found.dtype == torch.float64 and found[0, 0] == -found[1, 0] != 0
+    with pytest.raises(ValueError, match=r"rewards have shape \[3, 1\]"):
+        compare_kept(torch.zeros(3, 1), torch.ones(3, 1, dtype=torch.bool), cfg)
+    with pytest.raises(ValueError, match="rewards"):
+        compare_kept(torch.tensor([0.0, float("nan"), 1.0], dtype=torch.float64), kept, cfg)

@@ -224,3 +224,11 @@ def test_kept_numbers_that_are_not_finite_are_named(bad):
         returns_to_go(broken, torch.ones(1, 2))
     with pytest.raises(ValueError, match=f"verdict {bad} in row 0; .*finite"):
         outcome_rewards([bad], torch.ones(1, 2))
+
+
+def test_types_are_kept_and_whole_numbers_count_as_float64():
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    halves, whole = torch.tensor([[0.5, 0.25]]), torch.tensor([[1, 0]])
+    assert gae_advantages(halves, halves, mask, 1.0, 1.0)[0].dtype == torch.float32
+    assert gae_advantages(halves.double(), halves, mask, 1.0, 1.0)[0].dtype == torch.float64
+    assert gae_advantages(whole, halves, mask, 1.0, 1.0)[0].dtype == torch.float64

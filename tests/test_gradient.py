@@ -146,3 +146,10 @@ def test_small_multiples_of_a_cent_differ_as_they_did():
     for steps in range(-40, 41):
         for other in range(steps + 1, 41):
             assert not equal(0.05 * steps, 0.05 * other)
+
+
+def test_equal_is_sixteen_steps_of_the_type_and_no_more():
+    low = torch.tensor([1024.0, 1024.0], dtype=torch.float64)
+    step = 1024 * torch.finfo(torch.float32).eps
+    high = low + torch.tensor([15.5, 16.5], dtype=torch.float64) * step
+    assert same_within(low, high, torch.float32).tolist() == [True, False]

@@ -181,3 +181,14 @@ def test_a_mask_of_one_row_is_not_stretched_over_four():
             function(four, four, four, four[:1])
     with pytest.raises(ValueError, match="all must be"):
         probability_ratio(four, four, four[:1])
+
+
+@pytest.mark.parametrize("place", range(2))
+def test_log_probabilities_of_another_shape_are_named(place):
+    mask, arrays = torch.ones(2, 3), [torch.zeros(2, 3), torch.zeros(2, 3)]
+    arrays[place] = torch.zeros(1, 3)
+    name = ("logp", "old_logp")[place]
+    for function, more in ((probability_ratio, (mask,)), (clipped_loss, (mask, mask)), (clip_fraction, (mask, mask))):
+        with pytest.raises(ValueError, match=name) as error:
+            function(*arrays, *more)
+        assert "[1, 3]" in str(error.value)

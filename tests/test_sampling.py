@@ -231,3 +231,8 @@ def test_a_number_of_samples_below_one_is_refused(n):
         sample_groups(MODEL, TASKS[:1], TOK, RLConfig(group_size=2), seeded(), n=n)
     with pytest.raises(ValueError, match="tasks is empty"):
         sample_groups(MODEL, [], TOK, RLConfig(group_size=2), seeded())
+
+
+def test_logits_of_three_axes_are_named():
+    with pytest.raises(ValueError, match=r"logits have shape \[1, 2, 3\]"):
+        sample_next(torch.zeros(1, 2, 3, dtype=torch.float64), 1.0, torch.zeros(1, dtype=torch.float64))

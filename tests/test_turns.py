@@ -183,3 +183,10 @@ def test_only_the_order_of_turn_numbers_counts():
 def test_turns_with_a_fraction_are_refused():
     with pytest.raises(ValueError, match="turn_ids are torch.float32"):
         call_starts(torch.ones(1, 2), torch.zeros(1, 2))
+
+
+def test_types_are_kept_and_whole_numbers_count_as_float64():
+    mask, turn = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[0, 1]])
+    halves, whole = torch.tensor([[0.5, 0.25]]), torch.tensor([[1, 0]])
+    assert turn_advantages(halves, halves, mask, turn, 1.0, 1.0)[0].dtype == torch.float32
+    assert turn_advantages(whole, whole, mask, turn, 1.0, 1.0)[0].dtype == torch.float64

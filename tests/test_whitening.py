@@ -112,3 +112,9 @@ def test_whole_numbers_and_a_negative_eps_are_refused():
     for eps in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="eps="):
             masked_whiten(torch.zeros(1, 2), torch.ones(1, 2), eps)
+
+
+def test_nothing_may_be_added_to_the_deviation():
+    values, mask = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64), torch.ones(1, 3, dtype=torch.bool)
+    white = masked_whiten(values, mask, eps=0.0)
+    assert abs(float(white.mean())) < 1e-12
