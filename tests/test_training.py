@@ -389,3 +389,35 @@ def test_an_evaluation_of_nothing_is_refused():
     for tasks, n, message in (([], 2, "tasks is empty"), (TASKS[:1], 0, "n_samples=0"), (TASKS, -1, "n_samples=-1")):
         with pytest.raises(ValueError, match=message):
             evaluate(tiny(), tasks, TOK, n, torch.Generator(), SMALL)
+
+
+@pytest.mark.parametrize("name", ["advantages", "action_mask", "logp"])
+def test_an_update_names_the_array_of_another_shape(name):
+    arrays = {key: torch.zeros(2, 3) for key in ("advantages", "action_mask", "logp")} | {name: torch.zeros(2, 1)}
+    batch = {"ids": torch.zeros(2, 4)} | {key: arrays[key] for key in ("action_mask", "logp")}
+    with pytest.raises(ValueError, match=name):
+        rl_update(None, None, batch, arrays["advantages"], SMALL)
+
+
+def test_as_many_minibatches_as_rows_are_allowed():
+    batch = {"ids": torch.zeros(2, 4), "action_mask": torch.ones(2, 3), "logp": torch.zeros(2, 3)}
+    batch["length"] = torch.full((2,), 4)
+    cfg = replace(SMALL, minibatches=2)
+    found = rl_update(None, None, batch, torch.zeros(2, 3), cfg, step=lambda *_: {"grad_norm": 1})
+    assert found == {"grad_norm": 1.0} and isinstance(found["grad_norm"], float)
+
+
+def test_an_infinite_gradient_makes_no_step():
+    policy, trajs = tiny(), sample_step(tiny(), TASKS, TOK, SMALL, torch.Generator().manual_seed(0))
+    batch, advantages = group_batch(trajs, TOK, SMALL)
+    advantages = torch.where(batch["action_mask"].bool(), 1.0, 0.0).double()
+
+    def steep(*args):
+        logp = action_log_probs(*args)
+        return logp + (logp - logp.detach()) * 1e308 * 1e10  # the values of logp, and a slope without bound
+
+    before = [parameter.clone() for parameter in policy.parameters()]
+    opt = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    with pytest.raises(ValueError, match="gradient of policy has norm inf"):
+        rl_update(policy, opt, batch, advantages, SMALL, log_probs=steep)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
