@@ -575,3 +575,7 @@ def test_views_before_the_first_call_are_refused():
     for view in (lambda: cut_head([1], [1], [-1], -1, 8), lambda: mask_observations([1], [1], [-1], -1)):
         with pytest.raises(ValueError, match="k=-1 must be"):
             view()
+
+
+def test_a_trajectory_of_calls_knows_its_words():
+    assert all(traj.tok is TOK for traj in rollout(context_rollout_batch, n=2))

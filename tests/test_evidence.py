@@ -209,3 +209,10 @@ def test_a_score_that_is_not_finite_is_refused():
 def test_bounds_out_of_order_are_refused(found, region):
     with pytest.raises(ValueError, match="lower bound"):
         verdict(found, region)
+
+
+def test_two_values_have_a_level_and_edges_belong_to_no_side():
+    assert expanded_level(0.95, 2) == 1 > expanded_level(0.95, 3) > 0.95  # of two nearly nothing is known
+    assert verdict({"low": 0.1, "high": 0.1}, (0, 1)) == "holds"
+    assert verdict({"low": -0.01, "high": 0.05}, (0.02, math.inf), delta=0.05) == "undecided"
+    assert verdict({"low": -0.01, "high": 0.049}, (0.02, math.inf), delta=0.05) == SAME
