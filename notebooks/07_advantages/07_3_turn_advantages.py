@@ -108,7 +108,7 @@ except ValueError as error:
 # %% [markdown]
 # ## GAE on a grid of calls
 #
-# Rewards and values are gathered into a grid [B, K], one column a call that keeps a token. On it
+# Rewards and values are gathered into a grid [B, K], one column per call that keeps a token. On it
 # `gae_advantages` of 7.1 does the work. The result is handed back to the tokens.
 #
 # `returns` are again advantage plus value, now the value of the call's start: the λ-return of the call, the

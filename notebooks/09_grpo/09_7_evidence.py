@@ -317,7 +317,7 @@ pd.DataFrame([*apart, paired], index=['default', 'max_turns 3', 'difference, pai
 # * the whole interval lies outside: it **does not hold**;
 # * otherwise it is **undecided**, and more seeds or tasks are needed.
 #
-# Two numbers count as *the same* if they differ by less than δ: 0.05 in a rate, or 0.1 in calls an episode.
+# Two numbers count as *the same* if they differ by less than δ: 0.05 in a rate, or 0.1 in calls per episode.
 # This rule and the regions of section 12.9 were written down when three seeds had been seen, before we looked
 # at any other.
 #
@@ -326,7 +326,7 @@ pd.DataFrame([*apart, paired], index=['default', 'max_turns 3', 'difference, pai
 # sign, is smaller than δ. So such claims have a fourth outcome. Where the rule above would say undecided and
 # the whole interval lies inside (−δ, δ), the two numbers are **the same within δ**. This outcome was added
 # later, when ten seeds were known. Its δ is the one named before, it is given to every claim of a direction
-# about passes or calls an episode, and it never takes back that a claim holds or does not hold.
+# about passes or calls per episode, and it never takes back that a claim holds or does not hold.
 
 # %%
 #@save
